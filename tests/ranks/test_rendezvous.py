@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import itertools
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -169,3 +170,52 @@ def test_words_of_one_who_left_after_its_answer_still_count():
         second.gather("answer", "here")
     second.post_failure("tired of waiting")
     assert first.gather("answer", "too") == ["too", "here"]
+
+
+class CountingStore:
+    """A store that counts what it is asked."""
+
+    def __init__(self, store):
+        self.store, self.asked = store, 0
+
+    def __getattr__(self, name):
+        self.asked += 1
+        return getattr(self.store, name)
+
+
+def test_a_rank_that_waits_asks_one_question_a_look_however_many_ranks_there_are(monkeypatch):
+    def questions(seconds):
+        store = CountingStore(dist.HashStore())
+        with pytest.raises(RankGoneError):
+            StoreGather(store, 0, 40, timeout_seconds=seconds).gather("begin", None)
+        return store.asked
+
+    monkeypatch.setattr("paceline.distributed.stores.POLL_SECONDS", (0.02, 0.02))
+    looks = 30
+    assert questions(0.02 * looks) - questions(0.02) <= looks + 1
+
+
+@pytest.mark.parametrize("tries", [3, 30])
+def test_the_keys_of_a_gather_are_deleted_when_all_have_come_to_the_next(tries):
+    world, store = 3, dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    before = store.num_keys()
+
+    def be(rank):
+        gather = StoreGather(store, rank, world, timeout_seconds=PATIENCE_SECONDS)
+        return [gather.gather("count", [call, rank]) for call in range(tries)]
+
+    with ThreadPoolExecutor(world) as ranks:
+        for heard in ranks.map(be, range(world)):
+            assert heard == [[[call, rank] for rank in range(world)] for call in range(tries)]
+    assert store.num_keys() - before <= 2 * world + 1  # the values of the last, and the counts
+
+
+def test_a_store_that_does_not_answer_is_not_waited_for_longer_than_was_asked():
+    silent = CountingStore(dist.HashStore())
+    answer = threading.Event()
+    silent.add = lambda key, number: answer.wait(PATIENCE_SECONDS)
+    try:
+        with pytest.raises(RankGoneError, match=r"rank 0, which keeps the store, has not answered for 0\.3 s"):
+            StoreGather(silent, 1, 2, timeout_seconds=SOON_SECONDS).gather("begin", None)
+    finally:
+        answer.set()

@@ -136,6 +136,30 @@ def test_gradients_that_overflow_are_dropped_and_rounds_of_all_ranks_go_on(trio)
     assert results[1]["dropped"] == {"it is not finite": 2}
 
 
+# -- ranks that do not come --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["lgc", "diloco"])
+def test_a_rank_that_never_constructs_it_is_named_in_the_time_that_was_asked_for(trio, kind):
+    """And whoever tries again with that rank finds it."""
+    noun = {"lgc": "rounds", "diloco": "averaging"}[kind]
+    results = trio.do("never_constructs", culprit=1, kind=kind, timeout_seconds=1.0)
+    for rank in (0, 2):
+        said, seconds = results[rank]
+        assert said.startswith("RankGoneError: "), said
+        assert said.endswith(f" waited 1 s for rank 1 to begin {noun}"), said
+        assert seconds < 1.0 + SOON_SECONDS
+
+
+@pytest.mark.parametrize("flushing", [False, True])
+def test_a_rank_that_is_alive_and_does_not_come_is_gone_for_the_others(trio, flushing):
+    """The same error as in averaging, and as of a rank that is dead: a script that starts again catches one."""
+    results = trio.do("does_not_deliver", culprit=1, flushing=flushing)
+    for said in results:
+        assert said.startswith("RankGoneError: "), said
+        assert "rank 1 has not " + ("come" if flushing else "delivered") in said
+
+
 # -- ranks that are gone -----------------------------------------------------------------------------------------------
 
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
 
@@ -110,11 +110,16 @@ def _name(place: int, names: Sequence[str]) -> str:
 
 
 def gather_rows(
-    words: Mapping[str, Any], group: dist.ProcessGroup, device: torch.device, row_bytes: int = ROW_BYTES
+    words: Mapping[str, Any],
+    group: dist.ProcessGroup,
+    device: torch.device,
+    row_bytes: int = ROW_BYTES,
+    *,
+    finish: Callable[[Any, torch.device], None] = lambda work, _: work.wait(),
 ) -> list[dict[str, Any]]:
-    """Return every rank's words, in the order of the group. All ranks of the group must call it."""
+    """Return every rank's words, in the order of the group. All ranks of the group must call it; `finish` waits."""
     gathered, work = start_gather(encode_row(words, row_bytes).to(device), group)
-    work.wait()
+    finish(work, device)
     return [decode_row(row[:row_bytes]) for row in gathered.view(group.size(), -1)]
 
 

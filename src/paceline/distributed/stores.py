@@ -4,15 +4,28 @@ An all-gather of the backend that waits for a dead rank does not say which rank 
 rank writes a JSON value under its own key, so the missing ranks are known, and a rank that ends with an error posts the
 reason, so that nobody waits for it. It is slow, and used before and after training; while ranks average, and send each
 other heartbeats, `Averager.gather_numbers` is used.
+
+    <number>/<rank>    the value of a rank in a gather; deleted when all have come to the next
+    came/<rank>        how many gathers a rank has come to
+    came               the sum of all of those, and LEFT for each rank that has left or given up: all that a waiting
+                       rank asks for, however many ranks there are
+    <number>/late      the error of a rank that has given up, for those that wait with it
+
+A store whose process is stopped answers nobody, and no call of torch's to it has a limit. So a thread asks it, and the
+caller waits for the thread.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
+import threading
 import time
 import weakref
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
@@ -20,7 +33,11 @@ from paceline.distributed import RankGoneError, first_line, name_ranks
 from paceline.errors import PacelineError
 
 POLL_SECONDS = (0.005, 0.1)  # at first, and at most
-FAILED = "left"
+SLICE_SECONDS = 0.1  # of a wait for the thread that asks, between two looks at what else is known
+ANSWER_SECONDS = 2.0  # for the last answers of a store, after the limit of a gather
+T = TypeVar("T")
+CAME, FAILED, LATE = "came", "left", "late"
+LEFT = 1 << 40  # more than all ranks will ever come to
 _CONNECTIONS: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # of a default group, for its life
 
 
@@ -39,11 +56,40 @@ def private_store(name: str, *, own_connection: bool = False) -> Any:
     return dist.PrefixStore(f"paceline/{name}", _CONNECTIONS[world])  # type: ignore[attr-defined]
 
 
+def launcher_keeps_store() -> bool:
+    """Return whether the launch's store is torchrun's; else it is in the process of rank 0, and ends with it."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def meet_ranks(
+    ranks: Sequence[int], doing: str, words: Any = None, *, purpose: str, timeout_seconds: float
+) -> list[Any]:
+    """Gather a small value of each of these ranks before they have a group; RankGoneError names who does not come.
+
+    Whatever meets other ranks in its constructor calls it first, on each of them and as often (`RankGroup`, and
+    `compress` and `Balance` may): torch's own waits, while a group is made, are longer than asked, and name a key of
+    the store. `doing` completes "waited for rank 1 to ..."; `purpose` keeps meetings of different kinds apart.
+    """
+    rank, stop = dist.get_rank(), threading.Event()
+    place, name = list(ranks).index(rank), hashlib.sha256(repr(list(ranks)).encode()).hexdigest()[:16]
+
+    def ask() -> list[Any]:
+        store = private_store(f"meet/{purpose}/{name}")
+        gather = StoreGather(store, place, len(ranks), timeout_seconds=timeout_seconds, ranks=ranks)
+        return gather.ask(doing, words, stop, again=True)
+
+    try:
+        return _ask(ask, timeout_seconds, f"rank {rank} waited for all ranks to {doing}")
+    finally:
+        stop.set()
+
+
 class StoreGather:
     """All-gathers small JSON values through a store; every rank must make the same calls in the same order.
 
     `launch` is an id that all processes of one launch share (one torchrun or `paceline train`), also after restarts.
-    `while_waiting` is called now and then, and may raise what else is known of a rank that does not come.
+    `ranks` are their numbers in errors, where they are not 0, 1, ... `while_waiting` is called now and then, and may
+    raise what else is known of a rank that does not come.
 
     >>> StoreGather(dist.HashStore(), 0, 1, timeout_seconds=1.0).gather("say what it has", [50, 40])
     [[50, 40]]
@@ -60,53 +106,123 @@ class StoreGather:
         *,
         timeout_seconds: float,
         launch: str = "",
+        ranks: Sequence[int] = (),
         while_waiting: Callable[[], None] = lambda: None,
     ) -> None:
         self.rank, self.world, self.launch, self._while_waiting = rank, world, launch, while_waiting
         self._store, self.timeout_seconds = store, timeout_seconds
-        self._gathers = 0
+        self._ranks = list(ranks) or list(range(world))
 
     def gather(self, doing: str, words: Any) -> list[Any]:
         """Return the JSON-serialisable value `words` of every rank, by rank.
 
         `doing` completes "waited for rank 1 to ..." in errors.
         """
-        keys = [f"{self._gathers}/{rank}" for rank in range(self.world)]
-        self._gathers += 1
+        stop, waited = threading.Event(), f"rank {self._ranks[self.rank]} waited for all ranks to {doing}"
         try:
-            self._store.set(keys[self.rank], json.dumps(words))
-            self._wait_for(keys, doing)
-            return [json.loads(self._store.get(key)) for key in keys]
-        except PacelineError:
-            raise
-        except RuntimeError as error:
-            lost = f"rank {self.rank} waited for all ranks to {doing}, and the store is lost"
-            raise RankGoneError(f"{lost}: {first_line(error)}") from error
+            ask = partial(self.ask, doing, words, stop)
+            return _ask(ask, self.timeout_seconds, waited, while_waiting=self._while_waiting)
+        finally:
+            stop.set()
 
-    def _wait_for(self, keys: list[str], doing: str) -> None:
-        deadline = time.monotonic() + self.timeout_seconds
-        poll_seconds = POLL_SECONDS[0]
-        while not self._store.check(keys):
-            missing = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
-            failed = self._posted_failure(missing)
-            if failed:
-                raise RankGoneError(f"{failed} (it was to {doing})")
-            self._while_waiting()
-            if missing and time.monotonic() > deadline:
-                waited = f"rank {self.rank} waited {self.timeout_seconds:g} s"
-                raise RankGoneError(f"{waited} for {name_ranks(missing)} to {doing}")
-            time.sleep(poll_seconds)
+    # -- on the thread that asks ---------------------------------------------------------------------------------------
+
+    def ask(self, doing: str, words: Any, stop: threading.Event, *, again: bool = False) -> list[Any]:
+        """Gather on this thread, until `stop`; with `again` a rank that waited in vain counts as not come."""
+        number = self._store.add(f"{CAME}/{self.rank}", 1) - 1
+        keys = [f"{number}/{rank}" for rank in range(self.world)]
+        self._store.set(keys[self.rank], json.dumps(words))
+        if self._store.add(CAME, 1) % LEFT == number * self.world + 1:  # the first; all have taken an earlier try back
+            self._store.delete_key(f"{number}/{LATE}")
+        try:
+            self._wait_for(number, keys, doing, stop)
+        except RankGoneError:
+            if again:
+                self._take_back(number)
+            raise
+        if number:  # all have come here, and so have read what there was before
+            self._store.delete_key(f"{number - 1}/{self.rank}")
+        return [json.loads(value) for value in read_keys(self._store, keys)]
+
+    def _wait_for(self, number: int, keys: list[str], doing: str, stop: threading.Event) -> None:
+        deadline, poll_seconds, left_before = time.monotonic() + self.timeout_seconds, POLL_SECONDS[0], 0
+        while True:
+            left, came = divmod(self._store.add(CAME, 0), LEFT)  # one question, however many ranks
+            if came >= (number + 1) * self.world:
+                return
+            over = time.monotonic() > deadline
+            if left != left_before or over:
+                left_before = left
+                if self._store.check([f"{number}/{LATE}"]):
+                    raise RankGoneError(self._store.get(f"{number}/{LATE}").decode())
+                missing = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
+                failed = self._posted_failure(missing) if left else ""
+                if failed:
+                    raise RankGoneError(f"{failed} (it was to {doing})")
+                if missing and over:
+                    who = name_ranks(self._ranks[rank] for rank in missing)
+                    late = f"rank {self._ranks[self.rank]} waited {self.timeout_seconds:g} s for {who} to {doing}"
+                    self._store.set(f"{number}/{LATE}", late)
+                    self._store.add(CAME, LEFT)
+                    raise RankGoneError(late)
+            if stop.wait(poll_seconds):
+                raise RankGoneError(f"nobody waits for all ranks to {doing} any more")
             poll_seconds = min(2 * poll_seconds, POLL_SECONDS[1])
+
+    def _take_back(self, number: int) -> None:
+        """Count as not come; the rank that keeps the store stays until those that have come have heard of it."""
+        self._store.delete_key(f"{number}/{self.rank}")
+        self._store.add(f"{CAME}/{self.rank}", -1)
+        waiting, deadline = self._store.add(CAME, -1), time.monotonic() + ANSWER_SECONDS
+        keeps = self._ranks[self.rank] == 0 and not launcher_keeps_store()
+        while keeps and waiting % LEFT > number * self.world and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS[0])
+            waiting = self._store.add(CAME, 0)
+
+    def _posted_failure(self, missing: list[int]) -> str:
+        for rank in missing:
+            if self._store.check([f"{FAILED}/{rank}"]):
+                return f"rank {self._ranks[rank]} has left: {self._store.get(f'{FAILED}/{rank}').decode()}"
+        return ""
 
     def post_failure(self, reason: str) -> None:
         """Say why this rank ends before its time, to whoever waits for it now or later."""
         self._store.set(f"{FAILED}/{self.rank}", reason)
-        self._store.add(FAILED, 1)
+        self._store.add(CAME, LEFT)
 
-    def _posted_failure(self, missing: list[int]) -> str:
-        if not self._store.add(FAILED, 0):  # one question, however many ranks
-            return ""
-        for rank in missing:
-            if self._store.check([f"{FAILED}/{rank}"]):
-                return f"rank {rank} has left: {self._store.get(f'{FAILED}/{rank}').decode()}"
-        return ""
+
+def read_keys(store: Any, keys: list[str]) -> list[bytes]:
+    """Return the values of keys that are there, by one question where the store takes such."""
+    if keys and store.has_extended_api():
+        return list(store.multi_get(keys))
+    return [store.get(key) for key in keys]
+
+
+def _ask(
+    question: Callable[[], T], seconds: float, waited: str, *, while_waiting: Callable[[], None] = lambda: None
+) -> T:
+    """Return what a thread gets for a question to the store; RankGoneError where it gets no answer in this time."""
+    answers: list[T] = []
+    errors: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            answers.append(question())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=ask, name="paceline-store", daemon=True)
+    thread.start()
+    deadline = time.monotonic() + seconds + ANSWER_SECONDS
+    thread.join(SLICE_SECONDS)
+    while thread.is_alive():
+        while_waiting()
+        if time.monotonic() > deadline:
+            keeper = "the launcher" if launcher_keeps_store() else "rank 0"
+            raise RankGoneError(f"{waited}, and {keeper}, which keeps the store, has not answered for {seconds:g} s")
+        thread.join(SLICE_SECONDS)
+    for error in errors:
+        if isinstance(error, RuntimeError) and not isinstance(error, PacelineError):
+            raise RankGoneError(f"{waited}, and the store is lost: {first_line(error)}") from error
+        raise error
+    return answers[0]

@@ -65,10 +65,15 @@ def wait_for_the_others(culprit):
         store.delete_key(f"through {rank}")
 
 
+def tell_the_one_who_waits():
+    """End its `wait_for_the_others`."""
+    dist.distributed_c10d._get_default_store().set(f"through {dist.get_rank()}", "1")
+
+
 def stays_away(culprit):
     found = left_by_one(culprit, "stays away", "psgd", silence_seconds=20.0, timeout_seconds=1.5)
     if dist.get_rank() != culprit:
-        dist.distributed_c10d._get_default_store().set(f"through {dist.get_rank()}", "1")
+        tell_the_one_who_waits()
     return found
 
 

@@ -2,7 +2,16 @@
 
 from tests.rounds.jobs.checkpoints import resumed, wrong_states
 from tests.rounds.jobs.epochs import broken_off, epochs, second_loader
-from tests.rounds.jobs.faults import beyond_the_codec, drifts, fails_first, overflows, raises, until_it_ends
+from tests.rounds.jobs.faults import (
+    beyond_the_codec,
+    does_not_deliver,
+    drifts,
+    fails_first,
+    never_constructs,
+    overflows,
+    raises,
+    until_it_ends,
+)
 from tests.rounds.jobs.misuse import misused, misused_loops, steps_scheduler_too
 from tests.rounds.jobs.shares import by_speed, like_one_process, refused_shares, taken, weights
 from tests.rounds.jobs.times import apart, watched
@@ -14,6 +23,7 @@ __all__ = [
     "beyond_the_codec",
     "broken_off",
     "by_speed",
+    "does_not_deliver",
     "drifts",
     "epochs",
     "fails_first",
@@ -21,6 +31,7 @@ __all__ = [
     "like_plain",
     "misused",
     "misused_loops",
+    "never_constructs",
     "overflows",
     "raises",
     "refused_shares",

@@ -10,6 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 import paceline
+from tests.averaging.jobs.faults import tell_the_one_who_waits, wait_for_the_others
 from tests.rounds.jobs.common import OPTIMIZERS, batch, compute, digest, error_of, network, setup, tally
 
 
@@ -117,3 +118,47 @@ def overflows(culprits, bad_draws, rounds):
             warmed += 1
     finite = all(bool(torch.isfinite(tensor).all()) for tensor in model.state_dict().values())
     return {"digest": digest(model, made), "scale": scaler.get_scale(), "came": came, "finite": finite, **tally(sync)}
+
+
+def never_constructs(culprit, kind, timeout_seconds):
+    """One rank does not come to the constructor: what the others say, and after how long; then all come."""
+    rank, began = dist.get_rank(), time.monotonic()
+    if rank != culprit:
+        said, seconds = error_of(lambda: construct(kind, timeout_seconds)), time.monotonic() - began
+        tell_the_one_who_waits()
+    else:
+        said, seconds = None, 0.0
+        wait_for_the_others(culprit)
+    with construct(kind, 30.0):
+        return [said, seconds]
+
+
+def construct(kind, timeout_seconds):
+    model = network()
+    limits = {"timeout_seconds": timeout_seconds, "silence_seconds": 20.0}
+    optimizer = OPTIMIZERS["sgd"](model.parameters())
+    if kind == "lgc":
+        return paceline.LGCSync(model, optimizer, k=1, **limits)
+    return paceline.DiLoCo(model, optimizer, **limits)
+
+
+def does_not_deliver(culprit, flushing):
+    """One rank is alive, and does not come to a round, or to a flush; what all ranks say."""
+    rank = dist.get_rank()
+
+    def run():
+        model, _, sync = setup("full", timeout_seconds=1.0)
+        with sync:
+            compute(sync, model, *batch(0, rank))
+            sync.step()
+            if rank == culprit:
+                wait_for_the_others(culprit)
+            if flushing:
+                sync.flush()
+            compute(sync, model, *batch(1, rank))
+            sync.step()
+
+    said = error_of(run)
+    if rank != culprit:
+        tell_the_one_who_waits()
+    return said

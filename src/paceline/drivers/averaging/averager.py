@@ -104,8 +104,8 @@ class Averager(RankLifecycle):
             made = prepare(model, optimizer, member, codec, plan)
         except Exception as error:  # the others must hear of it, whatever it is: they would wait
             made = error
-        refusal, wait_seconds = (made, TIMEOUT_SECONDS) if isinstance(made, Exception) else (None, timeout_seconds)
-        self._group = RankGroup(process_group, wait_seconds, refusal)
+        refusal = made if isinstance(made, Exception) else None
+        self._group = RankGroup(process_group, timeout_seconds, refusal)
         if isinstance(made, Exception):
             raise made
         self._prepared, self._tracked, self.member = made, made.tracked, made.member

@@ -116,7 +116,7 @@ class PipelineRanks:
         name = "-".join(map(str, [*self.ranks, numbers[tuple(self.ranks)]]))
         store = private_store(f"pipeline/{name}")
         meeting = dist.PrefixStore("meet", store)  # type: ignore[attr-defined]
-        gather = StoreGather(meeting, self.place, self.world, timeout_seconds=self.timeout_seconds)
+        gather = StoreGather(meeting, self.place, self.world, timeout_seconds=self.timeout_seconds, ranks=self.ranks)
         raise_difference(
             [{"stages": stages} for stages in gather.gather("make a pipeline", self.stages)],
             "all ranks must have the same plan: that of {who} has {theirs} stages, that of {other} has {ours}",

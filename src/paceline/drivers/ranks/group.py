@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,10 +19,13 @@ from paceline.distributed import RankGoneError, first_line
 from paceline.distributed.agreement import gather_rows, raise_difference, raise_refusals, refusal_text, short_text
 from paceline.distributed.collectives import PendingCollective, start_gather
 from paceline.distributed.groups import close_group, make_group
+from paceline.distributed.stores import meet_ranks
 from paceline.errors import PacelineError
 
 DESCRIPTION_BYTES = 4096
 GRACE_SECONDS = 30.0  # a wait ends with our error, which names a rank, before it ends with the backend's
+DEFAULT_SECONDS = 600.0  # for a rank whose own limit is none
+ANSWER_SECONDS = 2.0  # within which a rank that lives says so, where not all have come to the end of a beginning
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +57,8 @@ class RankGroupError(PacelineError, RuntimeError):
 class RankGroup:
     """A process group that nothing else uses, of ranks that want the same.
 
-    A rank that refuses to take part says why, and all raise: the others would wait for it.
+    A rank that refuses to take part says why, and all raise: the others would wait for it. The ranks meet in the store
+    before they make the group, and a rank that does not come in `timeout_seconds` is named.
     """
 
     def __init__(
@@ -79,18 +82,15 @@ class RankGroup:
             raise ValueError(f"rank {self.rank} is not in process_group (it has {self.ranks})")
         self._names = [f"rank {rank}" for rank in self.ranks]
         self._group: dist.ProcessGroup | None = None
-        with self._beginning():
-            config = dist.get_backend_config(theirs)
-            self._group = make_group(self.ranks, config, timeout_seconds + GRACE_SECONDS)
-            words = {"refusal": "" if refusal is None else refusal_text(refusal)}
-            on_gpu = dist.get_backend(self.group) == "nccl"  # where a row must lie, as no model says it
-            gathered = gather_rows(words, self.group, torch.device("cuda" if on_gpu else "cpu"))
-        refusals = [each["refusal"] for each in gathered]
-        if any(refusals):
-            self.close(pending=False)
+        limited = isinstance(timeout_seconds, int | float) and 0 < timeout_seconds < float("inf")
+        self._timeout_seconds = timeout_seconds if limited else DEFAULT_SECONDS  # which this rank refuses
+        refusals = self._meet("" if refusal is None else refusal_text(refusal), self._timeout_seconds)
         raise_refusals(
             refusals, ours=refusal, names=self._names, sentence=f"{{who}} cannot {purpose.verb}: {{refusal}}"
         )
+        with self._beginning():
+            config = dist.get_backend_config(theirs)
+            self._group = make_group(self.ranks, config, self._timeout_seconds + GRACE_SECONDS)
 
     @property
     def group(self) -> dist.ProcessGroup:
@@ -99,26 +99,42 @@ class RankGroup:
             raise RankGroupError(f"this rank has left its {self._purpose.noun} group")
         return self._group
 
+    def _meet(self, words: str, timeout_seconds: float) -> list[str]:
+        """Wait for all ranks, and return the words of each."""
+        return meet_ranks(
+            self.ranks, f"begin {self._purpose.noun}", words, purpose="train", timeout_seconds=timeout_seconds
+        )
+
     @contextlib.contextmanager
     def _beginning(self) -> Iterator[None]:
-        """Say who waited, and for how long, where the ranks do not all come to the beginning."""
-        began = time.monotonic()
+        """Name the rank that was there when the ranks met, and is gone, or stopped, before they have begun."""
         try:
             yield
         except RuntimeError as error:
-            self.close(pending=False)
-            waited_seconds, noun = time.monotonic() - began, self._purpose.noun
-            waited = f"waited {waited_seconds:.0f} s for all ranks to begin {noun}"
-            if waited_seconds < 1:
-                waited = f"cannot begin {noun} with the others"
-            raise RankGoneError(f"rank {self.rank} {waited}: {first_line(error)}") from error
+            self.close(pending=True)
+            if isinstance(error, PacelineError):
+                raise
+            why = f"rank {self.rank} cannot begin {self._purpose.noun} with the others: {first_line(error)}"
+            try:
+                self._meet(why, ANSWER_SECONDS)
+            except RankGoneError as gone:
+                why = f"{gone} ({why})"
+            raise RankGoneError(why) from error
+
+    def _finish(self, work: Any, device: torch.device) -> None:
+        """Wait for a collective of the beginning no longer than was asked for: the group itself waits longer."""
+        pending = PendingCollective(work, device)
+        pending.wait(self._timeout_seconds)
+        if not pending.done():
+            raise RuntimeError(f"not all ranks have answered in {self._timeout_seconds:g} s")
+        pending.check()
 
     def agree(self, description: Mapping[str, str], device: torch.device) -> str:
         """Refuse ranks that describe themselves differently; return a name for these ranks' work that no other has."""
         ours = {key: short_text(text) for key, text in description.items()}
         with self._beginning():
             words = {"same": ours, "name": os.urandom(8).hex()}
-            gathered = gather_rows(words, self.group, device, DESCRIPTION_BYTES)
+            gathered = gather_rows(words, self.group, device, DESCRIPTION_BYTES, finish=self._finish)
         raise_difference(
             [each["same"] for each in gathered],
             f"all ranks must {self._purpose.verb} alike: "
@@ -136,7 +152,9 @@ class RankGroup:
                 continue
             copied = tensor.detach().clone(memory_format=torch.contiguous_format)
             with self._beginning():
-                dist.broadcast(copied.reshape(-1).view(torch.uint8), self.ranks[0], group=self.group)
+                flat = copied.reshape(-1).view(torch.uint8)
+                work = dist.broadcast(flat, self.ranks[0], group=self.group, async_op=True)
+                self._finish(work, tensor.device)
             tensor.copy_(copied)
 
     # -- collectives between averages ----------------------------------------------------------------------------------

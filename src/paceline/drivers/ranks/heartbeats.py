@@ -20,7 +20,6 @@ the average is not done, and all are heard of, for too long     rank 2 has not c
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -28,6 +27,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from paceline.distributed import RankGoneError, first_line, name_ranks
+from paceline.distributed.stores import launcher_keeps_store, read_keys
 from paceline.drivers.ranks.group import AVERAGING, Purpose
 from paceline.errors import PacelineError
 
@@ -144,7 +144,7 @@ class Heartbeats:
         now = time.monotonic()
         passed, self._looked_at = min(now - self._looked_at, 3 * self.interval_seconds), now
         there = [rank for rank in self._others if rank in self._heard or self._store.check([str(rank)])]
-        for rank, beat in zip(there, self._read(there), strict=True):
+        for rank, beat in zip(there, read_keys(self._store, list(map(str, there))), strict=True):
             heard = beat.decode(errors="replace").rstrip().split(" ", 2)
             fresh = rank not in self._heard or heard[0] != self._heard[rank][0]
             self._heard[rank] = heard
@@ -152,16 +152,6 @@ class Heartbeats:
                 self._silent_seconds[rank] = -passed
         for rank in self._others:
             self._silent_seconds[rank] += passed
-
-    def _read(self, ranks: list[int]) -> list[bytes]:
-        if ranks and self._store.has_extended_api():
-            return list(self._store.multi_get([str(rank) for rank in ranks]))
-        return [self._store.get(str(rank)) for rank in ranks]
-
-
-def launcher_keeps_store() -> bool:
-    """Return whether the launch's store is torchrun's; else it is in the process of rank 0, and ends with it."""
-    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 class FailureDetector:

@@ -21,9 +21,9 @@ from typing import Any
 import torch
 
 from paceline.distributed import RankGoneError, name_ranks
-from paceline.distributed.stores import StoreGather, private_store
+from paceline.distributed.stores import StoreGather, launcher_keeps_store, private_store
 from paceline.drivers.ranks.group import ROUNDS, RankGroup
-from paceline.drivers.ranks.heartbeats import FailureDetector, Heartbeats, launcher_keeps_store
+from paceline.drivers.ranks.heartbeats import FailureDetector, Heartbeats
 from paceline.drivers.rounds.decider import Decider, DecidingThread
 from paceline.drivers.rounds.exchange import Exchange
 from paceline.drivers.rounds.messages import AllWaiting, Failed, Mailbox, Outbox, Overdue, Report, Stop, Waiting
@@ -62,7 +62,7 @@ class RoundsDivergedError(RoundsError):
     """
 
 
-_ERRORS: dict[str, type[Exception]] = {"gone": RankGoneError, "diverged": RoundsDivergedError}
+_ERRORS: dict[str, type[Exception]] = {"gone": RankGoneError, "late": RankGoneError, "diverged": RoundsDivergedError}
 
 
 class Deadline:
@@ -116,6 +116,7 @@ class RoundLoop:
             self.place,
             len(ranks),
             timeout_seconds=timeout_seconds,
+            ranks=ranks,
             while_waiting=lambda: self._check_others("an epoch"),
         )
         self._heartbeats = Heartbeats(private_store(name), ranks, rank, silence_seconds=silence_seconds)

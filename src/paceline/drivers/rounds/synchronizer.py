@@ -199,8 +199,8 @@ class RoundSync(RankLifecycle):
             )
         except Exception as error:  # the others must hear of it, whatever it is: they would wait
             made = error
-        refusal, wait_seconds = (made, TIMEOUT_SECONDS) if isinstance(made, Exception) else (None, timeout_seconds)
-        self._group = RankGroup(process_group, wait_seconds, refusal, purpose=ROUNDS)
+        refusal = made if isinstance(made, Exception) else None
+        self._group = RankGroup(process_group, timeout_seconds, refusal, purpose=ROUNDS)
         if isinstance(made, Exception):
             raise made
         self._asked, self._tracked, self._codec = made
