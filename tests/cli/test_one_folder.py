@@ -12,6 +12,7 @@ from torch import nn
 
 import paceline
 from paceline.cli.main import USER_ERROR, main
+from paceline.ray.training import train_on_ray
 from paceline.recipes import Recipe
 from paceline.traces.run_folder import take_folder
 from tests.cli.test_full_disk import COMMANDS
@@ -71,6 +72,26 @@ def test_so_is_it_by_scripts(mark, tmp_path):
     with pytest.raises(ValueError, match="holds"):
         paceline.train(Recipe(), out=tmp_path)
     assert list(files_in(tmp_path).values()) == [b"somebody's"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "because"),
+    [({"out": ""}, "out is empty"), ({"out": "", "resume": True}, "out is empty"), ({"resume": ""}, "True or False")],
+)
+@pytest.mark.parametrize("function", ["train", "serve", "ray", "watch"])
+def test_a_script_whose_folder_has_no_name_is_refused(function, asked, because, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    calls = {
+        "train": lambda: paceline.train(Recipe(), **asked),
+        "serve": lambda: paceline.serve(model, optimizer, workers=1, listen="127.0.0.1:0", **asked),
+        "ray": lambda: train_on_ray(Recipe(), **asked),
+        "watch": lambda: paceline.watch(model, out=""),
+    }
+    with pytest.raises(ValueError, match="out is empty" if function == "watch" else because):
+        calls[function]()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_without_a_name_the_next_free_folder_is_taken_and_with_one_the_second_is_refused(tmp_path, capsys, monkeypatch):

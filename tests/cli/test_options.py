@@ -8,7 +8,7 @@ import pytest
 
 from paceline.cli import main
 from paceline.cli.main import COMMANDS, OLD_NAMES
-from paceline.cli.options import options_of, parse, recipe_options
+from paceline.cli.options import UsageError, options_of, parse, recipe_options
 from paceline.recipes import read_recipe
 
 MOST_COMMON = 19
@@ -195,3 +195,33 @@ def test_a_folder_with_other_files_is_pointed_out_and_they_stay(tmp_path, capsys
     err = capsys.readouterr().err
     assert f"{tmp_path} holds other files (notes.txt), which stay" in err
     assert (tmp_path / "notes.txt").read_text(encoding="utf-8") == "mine"
+
+
+def own_words(command) -> list[str]:
+    return [
+        each.flags[0] if not each.spelling.positional else ""
+        for each in COMMANDS[command].table
+        if each.hint is str and not each.of_recipe
+    ]
+
+
+@pytest.mark.parametrize("command", [name for name in COMMANDS if own_words(name)])
+def test_an_empty_word_is_refused_and_named_whatever_it_is_of(command) -> None:
+    for option in own_words(command):  # --resume "$RUN" with RUN unset began another run
+        with pytest.raises(UsageError, match=f"{option} is empty: give "):
+            COMMANDS[command].parse([f"{option}=" if option else ""])
+
+
+def test_a_resume_of_nothing_begins_no_run(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "--resume", "", "--rounds", "1"]) == 2
+    assert capsys.readouterr().err == (
+        "paceline: error: --resume is empty: give FOLDER, or leave it out (is a variable not set?)\n"
+    )
+    assert not any(tmp_path.iterdir())
+
+
+def test_out_and_resume_are_among_the_words_that_cannot_be_empty() -> None:
+    takers = {option: {name for name in COMMANDS if option in own_words(name)} for option in ("--out", "--resume")}
+    assert takers["--resume"] == {"train", "serve"}
+    assert takers["--out"] >= {"race", "simulate", "train", "serve", "report", "plan pipeline", "bench codecs"}

@@ -34,7 +34,7 @@ from paceline.runs.launch import launched_place
 from paceline.runs.pages import shown_log, write_pages
 from paceline.runs.ranks import by_ranks
 from paceline.runs.simulation import give_notices
-from paceline.traces.run_folder import removing_unused
+from paceline.traces.run_folder import check_asked, removing_unused
 from paceline.traces.run_status import RunStatus, StatusLines, StatusLog
 
 logger = logging.getLogger("paceline.served")
@@ -137,6 +137,7 @@ def train_on_ray(
     on_standing: OnStanding = lambda standing: None,
 ) -> Trained:
     """Carry out a recipe on a cluster of Ray's; log how it goes, print nothing and write no page."""
+    check_asked(out, resume)
     require_ray()
     recipe = given.named(recipe)
     refuse_elsewhere(recipe)

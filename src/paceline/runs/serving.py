@@ -36,7 +36,7 @@ from paceline.traces import summarise
 from paceline.traces.history import trace_of
 from paceline.traces.journal import TRACE
 from paceline.traces.journal_files import read_journal
-from paceline.traces.run_folder import next_free_folder, removing_unused
+from paceline.traces.run_folder import check_asked, next_free_folder, removing_unused
 from paceline.traces.run_status import RunStatus, StatusLines, StatusLog
 from paceline.training.train_state import Schedule
 from paceline.training.training import MeasuredCopy
@@ -93,6 +93,7 @@ def serve(
     are done (`paceline.loggers`). `folder` is the old name of `out`.
     """
     out = renamed("folder", folder, "out", out)
+    check_asked(out, resume)
     host, port = parse_address(listen)
     check_exposed(host, tls=tls, insecure=insecure)
     strategy = strategy if strategy is not None else Full()

@@ -34,7 +34,7 @@ from paceline.runs.cluster import (
 from paceline.runs.launch import RanksToTrain, launched_place, train_ranks
 from paceline.runs.pages import shown_log, write_pages
 from paceline.runs.ranks import by_ranks
-from paceline.traces.run_folder import removing_unused
+from paceline.traces.run_folder import check_asked, removing_unused
 from paceline.traces.run_status import RunStatus, StatusLines, StatusLog
 
 if TYPE_CHECKING:
@@ -130,6 +130,7 @@ def train_recipe(
     on_plan: Callable[[Plan], None] = lambda plan: None,
 ) -> Trained:
     """Carry out a recipe in real processes, with a server and workers, or with ranks; log and print nothing."""
+    check_asked(out, resume)
     recipe = given.named(recipe)
     place = launched_place(recipe)
     if by_ranks(recipe):

@@ -38,6 +38,22 @@ class FolderTakenError(PacelineError, ValueError):
     """
 
 
+def check_asked(out: object, resume: object = False) -> None:
+    """Refuse an empty name for a run's folder, which would be the working directory, and a `resume` that names one.
+
+    >>> check_asked("")
+    Traceback (most recent call last):
+    ValueError: out is empty: name a folder, or leave it out (is a variable not set?)
+    >>> check_asked(None, "runs/mine")
+    Traceback (most recent call last):
+    ValueError: resume is True or False (resume='runs/mine'); the folder of the run that goes on is out=
+    """
+    if out == "":
+        raise ValueError("out is empty: name a folder, or leave it out (is a variable not set?)")
+    if not isinstance(resume, bool):
+        raise ValueError(f"resume is True or False (resume={resume!r:.60}); the folder of the run that goes on is out=")
+
+
 def check_free(folder: Path) -> None:
     """Raise FolderTakenError if a folder holds a run or results.
 

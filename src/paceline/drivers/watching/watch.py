@@ -38,6 +38,7 @@ from paceline.drivers.watching.links import LinkProbe, is_probed
 from paceline.drivers.watching.phases import StepPhases
 from paceline.drivers.watching.relay import LineReceiver, LineSender
 from paceline.loggers import GuardedLog, Log
+from paceline.traces.run_folder import check_asked
 from paceline.traces.step_clock import MeasuredStep, StepClock, clock_of, register_clock
 from paceline.traces.step_times import (
     FORMAT,
@@ -101,6 +102,7 @@ def watch(
     if not isinstance(model, torch.nn.Module):
         raise WatchError(f"watch takes a torch.nn.Module (this is a {type(model).__name__})")
     check_limits(timeout_seconds=timeout_seconds)
+    check_asked(out)
     if clock_of(model) is not None:
         raise WatchError("this model is watched already; close() the first watch, or watch another model")
     return Watch(model, out, process_group, optimizer, buckets, probe_links, log, timeout_seconds)
