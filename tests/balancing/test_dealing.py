@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, WeightedRandomSampler
 
+import paceline
 from paceline.drivers.balancing.balance import Balance
 from paceline.drivers.balancing.passes import BatchPass
 from paceline.drivers.balancing.schedule import DealtBatch
@@ -95,8 +96,11 @@ def test_an_epoch_goes_on_with_another_number_of_ranks_and_another_batch_size(fi
 def test_a_rank_that_takes_part_has_at_least_as_many_as_batch_norm_needs(shares, samples):
     ranks = [DealingRank(rank, shares, least=2) for rank in range(len(shares))]
     loaders = [Loader(rank, sampler, 0) for rank, sampler in zip(ranks, samplers_of(ranks, samples), strict=True)]
+    seen = Counter()
     while None not in (taken := [loader.next() for loader in loaders]):
-        assert all(len(batch) == 0 or len(batch) >= min(2, taken[0][1].total) for batch, _ in taken)
+        assert all(len(batch) != 1 for batch, _ in taken)
+        seen.update(sample for batch, _ in taken for sample in batch)
+    assert seen == Counter(range(samples))
 
 
 def test_epochs_have_other_orders_and_set_epoch_says_which():
@@ -156,11 +160,22 @@ def test_settings_that_cannot_be_right_are_refused_with_the_range(settings, word
         Balance(torch.nn.Linear(1, 1), **settings)
 
 
-def test_a_last_step_of_one_sample_is_refused_where_batch_norm_would_fail_in_it():
+def test_a_last_step_of_one_sample_is_joined_to_the_one_before_where_batch_norm_would_fail_in_it():
     balance = Balance(torch.nn.BatchNorm1d(2), batch_size=4)
-    with pytest.raises(ValueError, match="drop_last=True"):
-        balance.sampler(9)
-    assert len(balance.sampler(9, drop_last=True)) == 2
+    assert [len(batch) for batch in balance.sampler(9)] == [4, 5]
+    assert [len(batch) for batch in balance.sampler(9, drop_last=True)] == [4, 4]
+    assert [len(batch) for batch in Balance(torch.nn.Linear(2, 1), batch_size=4).sampler(9)] == [4, 4, 1]
+    with pytest.raises(ValueError, match="the step has 1 samples, and a rank needs 2"):
+        balance.sampler(1)
+    pruning = paceline.FinePruning(9, batch_size=4)
+    assert [len(batch) for batch in balance.sampler(pruning)] == [4, 5]
+    assert pruning.plan(1).whole == (9, 2)
+    tight = Balance(torch.nn.BatchNorm1d(2), batch_size=4, most=4)
+    with pytest.raises(ValueError, match=r"drop_last=True, a larger most"):
+        tight.sampler(9)
+    with pytest.raises(ValueError, match=r"drop_last=True, a larger most"):
+        tight.sampler(paceline.InfoBatch(9, batch_size=4, epochs=2))  # nobody knows how many samples will be left
+    assert len(tight.sampler(10)) == 3
 
 
 # -- which batch is trained ----------------------------------------------------------------------------------------

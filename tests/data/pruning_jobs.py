@@ -53,6 +53,25 @@ def resumed(kind, epochs, stop_after):
     return before + passes(second, epochs)
 
 
+def normalised(kind, samples, batch_size, epochs):
+    """Train a network with BatchNorm under DDP, pairs of ranks each by themselves; the sizes of a rank's batches."""
+    group = own_group(2)
+    inputs = torch.randn(samples, 4, generator=torch.Generator().manual_seed(0))
+    network = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    model = DistributedDataParallel(network, process_group=group)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    make = {"fine-pruning": lambda: paceline.FinePruning, "info-batch": lambda: paceline.InfoBatch}[kind]()
+    settings = {**SMALL, "prune": 32} if kind == "fine-pruning" else {"epochs": epochs}
+    pruning, sizes = make(samples, batch_size=batch_size, process_group=group, **settings), []
+    while pruning.epoch <= epochs:
+        for batch in pruning:
+            optimizer.zero_grad()
+            pruning.observe(model(inputs[batch]).square().squeeze(1)).backward()
+            optimizer.step()
+            sizes.append(len(batch))
+    return sizes
+
+
 def refused(how):
     """What each rank is told when ranks do not do the same."""
     rank = dist.get_rank()

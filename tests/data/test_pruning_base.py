@@ -86,6 +86,9 @@ def test_every_rank_gets_as_many_batches_of_one_size_and_together_they_have_ever
     for step in range(dealt[0].steps(samples)):
         parts = [dealing.places(step, samples) for dealing in dealt]
         assert len({stop - start for start, stop in parts}) == 1
+        size = parts[0][1] - parts[0][0]
+        assert size <= batch_size + (batch_size > 1)
+        assert size > 1 or batch_size == 1 or samples <= ranks, "BatchNorm refuses a batch of one"
         places += [place for start, stop in parts for place in range(start, stop)]
         assert places == list(range(len(places)))
     whole = samples // (batch_size * ranks) * batch_size * ranks if drop_last else samples

@@ -289,7 +289,7 @@ def damaged(**changes):
     [
         (damaged(epoch=MISSING), "'epoch' is missing"),
         (damaged(epoch=0), "epoch must be a whole number between 1"),
-        (damaged(observed=10**6), "observed must be below the 12 batches"),
+        (damaged(observed=10**6), "observed must be below the 11 batches"),
         (damaged(order=torch.arange(3)), "order must be 3 values of type int32"),
         (
             damaged(order=torch.full((45,), 64, dtype=torch.int32)),

@@ -27,10 +27,22 @@ def alone(kind, batch_size, **more):
     return passes(pruning, EPOCHS), pruning
 
 
+def with_small_rests_joined(taken, world):
+    """The batches of one process as several ranks take them: no last step with one sample for each of them."""
+    joined = []
+    for epoch, batch in taken:
+        if len(batch) <= world and joined[-1][0] == epoch:
+            joined[-1] = (epoch, joined[-1][1] + batch)
+        else:
+            joined.append((epoch, batch))
+    return joined
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("world", [2, 4])
 def test_ranks_take_the_same_steps_and_together_keep_whom_one_process_keeps(four, kind, world):
     expected, pruning = alone(kind, 3 * world)
+    expected = with_small_rests_joined(expected, world)
     found = four.do("handed_out", kind=kind, world=world, batch_size=3, epochs=EPOCHS)
     for first in range(0, 4, world):
         ranks = found[first : first + world]
@@ -54,6 +66,15 @@ def test_drop_last_leaves_ranks_with_whole_batches(four):
     found = four.do("handed_out", kind="fine-pruning", world=4, batch_size=3, epochs=EPOCHS, drop_last=True)
     assert {len(batch) for rank in found for _, batch in rank["taken"]} == {3}
     assert [len(rank["taken"]) for rank in found] == [len(expected)] * 4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_rank_gets_a_batch_of_one_sample_which_batch_norm_refuses(four, kind):
+    """66 samples are two steps of 32 and one for each of two ranks; 34, those of a pruned epoch, one and one each."""
+    sizes = four.do("normalised", kind=kind, samples=66, batch_size=16, epochs=200)
+    assert all(rank == sizes[0] for rank in sizes)
+    assert min(sizes[0]) > 1
+    assert max(sizes[0]) == 17
 
 
 @pytest.mark.parametrize("kind", KINDS)

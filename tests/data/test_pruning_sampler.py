@@ -159,6 +159,37 @@ def test_drop_last_leaves_out_what_is_no_whole_batch(samples):
         assert [len(batch) for batch in batches] == [8] * size
 
 
+@every_kind
+def test_200_epochs_with_batch_norm_never_end_in_a_batch_of_one_and_each_sample_comes_once(kind):
+    """97 samples are 6 batches of 16 and one sample; 65, those of a pruned epoch of fine-pruning, 4 and one."""
+    fine = {**SMALL, "prune": 32}
+    pruning = KINDS[kind](97, batch_size=16, **(fine if kind == "fine-pruning" else {"epochs": 200}))
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
+    inputs, joined = torch.randn(97, 4, generator=torch.Generator().manual_seed(0)), 0
+    for epoch in range(1, 201):
+        keep, weights = pruning.policy.decide(epoch, (epoch - 1) / 200).keep, pruning.policy.decide(epoch).weights
+        expected = range(97) if keep is None else np.flatnonzero(keep)
+        met = []
+        for batch in pruning:
+            losses = model(inputs[batch]).square().squeeze(1)
+            mean = pruning.observe(losses)
+            mean.backward()
+            if keep is not None and weights is not None:
+                assert torch.allclose(mean, (torch.from_numpy(weights[batch]) * losses).sum() / len(batch))
+            met += batch
+            joined += len(batch) == 17
+        assert sorted(met) == list(expected)
+    assert joined > 5
+
+
+def test_a_sample_that_is_left_over_is_judged_with_the_batch_that_it_was_trained_in():
+    pruning = paceline.FinePruning(9, batch_size=4, **SMALL)
+    batches = [batch for batch in pruning if pruning.observe(torch.tensor([float(index) for index in batch])) >= 0]
+    assert [len(batch) for batch in batches] == [4, 5]
+    hard = [index for batch in batches for index in batch if index >= sum(batch) / len(batch)]
+    assert np.flatnonzero(pruning.policy.counts).tolist() == sorted(hard)
+
+
 def test_weights_are_the_policys_and_the_mean_is_weighted():
     pruning = KINDS["info-batch"]()
     passes(pruning, 1)

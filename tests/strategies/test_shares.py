@@ -80,7 +80,7 @@ def test_a_batch_that_is_no_multiple_is_refused(samples, multiple):
 @quick
 @given(shares=st.lists(st.integers(1, 60), min_size=1, max_size=8), least=st.integers(1, 4), data=st.data())
 def test_the_rest_of_an_epoch_is_dealt_as_a_whole_in_proportion_and_to_nobody_too_little(shares, least, data):
-    samples = data.draw(st.integers(1, sum(shares)))
+    samples = data.draw(st.integers(1, sum(shares) + least - 1))
     dealt = deal_rest(shares, samples, least=least)
     taking = [rank for rank, each in enumerate(dealt) if each]
     assert sum(dealt) == samples
@@ -94,8 +94,8 @@ def test_the_rest_of_an_epoch_is_dealt_as_a_whole_in_proportion_and_to_nobody_to
 
 
 def test_a_rest_larger_than_a_batch_is_refused():
-    with pytest.raises(ValueError, match=r"at most a batch \(samples=9, batch=8\)"):
-        deal_rest([4, 4], 9)
+    with pytest.raises(ValueError, match=r"at most a batch and 1 more \(samples=10, batch=8\)"):
+        deal_rest([4, 4], 10, least=2)
 
 
 # -- a speed -----------------------------------------------------------------------------------------------------------

@@ -39,6 +39,7 @@ from accelerate.data_loader import prepare_data_loader
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, IterableDataset
 
+from paceline.data.pruning.epoch import BatchLayout
 from paceline.data.pruning.ranks import TIMEOUT_SECONDS
 from paceline.data.pruning.sampler import FinePruning, InfoBatch
 from paceline.huggingface.checkpoints import RankStateError, load_rank_state_together, save_with_checkpoints
@@ -189,8 +190,10 @@ class TrainerPruning:
         args, data = self._trainer.args, self._trainer.train_dataset
         base = self._base if self._base is not None else self._strategy_base()
         drawn = len(base) if isinstance(base, Sized) else len(data)
-        step = self._trainer._train_batch_size * args.world_size
-        batches = max(1, drawn // step if args.dataloader_drop_last else -(-drawn // step))
+        layout = BatchLayout(
+            batch_size=self._trainer._train_batch_size, ranks=args.world_size, drop_last=args.dataloader_drop_last
+        )
+        batches = max(1, layout.steps(drawn))
         epochs = int(args.num_train_epochs)
         if args.max_steps > 0:
             epochs = math.ceil(args.max_steps / math.ceil(batches / args.gradient_accumulation_steps))

@@ -130,6 +130,30 @@ def train(
     }
 
 
+class Normalised(torch.nn.Module):
+    """A model with a BatchNorm, which refuses a batch of one sample; it keeps the sizes of its batches."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers, self.sizes = torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1)), []
+
+    def forward(self, x, labels):
+        self.sizes.append(len(x))
+        return {"logits": self.layers(x).squeeze(1)}
+
+
+def normalised(samples, epochs, policy):
+    """Train a model with a BatchNorm; return the sizes of this rank's batches, and what the schedule was told."""
+    numbers = torch.randn(samples, 4, generator=torch.Generator().manual_seed(0))
+    data = [{"x": each, "labels": each.sum()} for each in numbers]
+    trainer = Trainer(Normalised(), make_args(num_train_epochs=epochs, lr_scheduler_type="linear"), train_dataset=data)
+    losses = lambda outputs, inputs: (outputs["logits"] - inputs["labels"]).square()  # noqa: E731
+    part = prune(trainer, losses=losses, **policy)
+    trainer.train()
+    rate = trainer.lr_scheduler.get_last_lr()[0]
+    return {"sizes": trainer.model.sizes, "rate_after": rate, "epoch": part.sampler.epoch}
+
+
 def rotate(folder, **settings):
     """Save three checkpoints and keep one; rank 1 writes late, and the last one not at all.
 

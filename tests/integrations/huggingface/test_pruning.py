@@ -57,6 +57,17 @@ def check_run(answers, world, batch_size=4, accumulated=1, epochs=EPOCHS):
     return steps
 
 
+@pytest.mark.parametrize("world", [1, 2])
+def test_an_epoch_that_leaves_a_sample_over_trains_a_model_with_batch_norm(world):
+    parts = [["normalised", {"samples": samples, "epochs": 40, "policy": INFO}] for samples in (49, 42)]
+    parts += [["normalised", {"samples": 49, "epochs": 8, "policy": FINE}]]
+    for ranks in run(*parts, world=world):
+        assert all(each == ranks[0] for each in ranks)
+        assert min(ranks[0]["sizes"]) > 1
+        assert max(ranks[0]["sizes"]) == 5
+        assert ranks[0]["rate_after"] == 0  # the schedule was told as many steps as there are
+
+
 def test_epochs_are_shorter_and_all_ranks_take_the_same():
     """With both policies, accumulation with a remainder, grouped lengths, workers, losses of one's own, and a codec."""
     variants = {

@@ -4,12 +4,16 @@
     rank       0 0 1 1 2 2 | 0 0 1 1 2 2 | 0 0 1 1 2 2
     last step  17 - 12 = 5 samples are left: the sixth place is filled with the epoch's first sample, a
 
+A last step that would have a single sample for each rank is joined to the step before it, whose batches are then larger
+by one sample, because BatchNorm refuses a batch of one. With 14 or 15 samples the example above has two steps.
+
 The policy treats a step (the batches of all ranks together) as one batch, so it decides what it would for a single
 process with batch_size * ranks. The sample that fills up the last step is trained on twice, and its second loss is not
 judged.
 
 Where ranks have batches of different sizes (`deal`, of a balance), a step has the same samples, and only who computes
 which of them differs. There no rank's batch is filled up: one for which there is none gets the epoch's first samples.
+A last step that has fewer samples than the `least` of a rank is joined to the one before it there.
 
 On the CPU losses are checked at once, and one that is not finite is an error. On an accelerator a check in every step
 would wait for the device, so losses are copied there and fetched together, FETCHED_TOGETHER batches at a time; one that
@@ -29,7 +33,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paceline.data.pruning.policy import Decision, Policy, chunks, saved_array, whole_number
+from paceline.data.pruning.policy import Decision, Policy, chunks, count_steps, saved_array, whole_number
 from paceline.randomness import torch_generator
 
 FETCHED_TOGETHER = 64
@@ -45,6 +49,8 @@ Deal = Callable[[int, int], tuple[int, int]]
 class BatchLayout:
     """How an order of samples is cut into batches of `batch_size` for one of `ranks` ranks, or as `deal` says.
 
+    `least` is the fewest samples that a rank is dealt by `deal`.
+
     >>> layout = BatchLayout(batch_size=2, rank=2, ranks=3)
     >>> layout.steps(17), layout.places(2, 17)
     (3, (16, 18))
@@ -55,6 +61,7 @@ class BatchLayout:
     ranks: int = 1
     drop_last: bool = False
     deal: Deal | None = None
+    least: int = 1
 
     def __post_init__(self) -> None:
         whole_number("batch_size", self.batch_size, least=1)
@@ -66,35 +73,56 @@ class BatchLayout:
         """The samples of all ranks in one step."""
         return self.batch_size * self.ranks
 
+    @property
+    def joined(self) -> int:
+        """The most samples that are too few for a last step of their own: one for each rank, where batches have more.
+
+        >>> BatchLayout(batch_size=4, ranks=3).joined, BatchLayout(batch_size=1, ranks=3).joined
+        (3, 0)
+        """
+        if self.deal is not None:
+            return self.least - 1
+        return self.ranks if self.batch_size > 1 else 0
+
     def steps(self, samples: int) -> int:
         """Return how many steps so many samples take.
 
-        >>> BatchLayout(batch_size=4).steps(9), BatchLayout(batch_size=4, drop_last=True).steps(9)
+        >>> BatchLayout(batch_size=4).steps(10), BatchLayout(batch_size=4).steps(9)
         (3, 2)
+        >>> BatchLayout(batch_size=4, drop_last=True).steps(10)
+        2
         """
-        return samples // self.step_size if self.drop_last else -(-samples // self.step_size)
+        return count_steps(samples, self.step_size, drop_last=self.drop_last, joined=self.joined)
 
     def places(self, step: int, samples: int) -> tuple[int, int]:
         """Return where this rank's batch begins and ends; places from `samples` on are the first ones again.
 
-        >>> BatchLayout(batch_size=4).places(2, 9)
-        (8, 9)
+        >>> BatchLayout(batch_size=4).places(2, 10), BatchLayout(batch_size=4).places(1, 9)
+        ((8, 10), (4, 9))
         """
-        start, size = step * self.step_size, self.batch_size
+        start, together = step * self.step_size, self.step_size
+        if not self.drop_last and step == self.steps(samples) - 1:
+            together = samples - start
         if self.deal is not None:
-            first, end = self.deal(step, min(self.step_size, samples - start))
+            first, end = self.deal(step, together)
             return start + first, start + end
-        if start + self.step_size > samples:
-            size = -(-(samples - start) // self.ranks)
+        size = -(-together // self.ranks)
         return start + self.rank * size, start + (self.rank + 1) * size
 
     def ends(self, samples: int) -> NDArray[np.int64]:
-        """Return where each step ends in the order.
+        """Return where the groups of samples end that are judged together, by the samples of a step alone.
 
-        >>> BatchLayout(batch_size=4).ends(9)
-        array([4, 8, 9])
+        So the same samples are judged together however many ranks there are. They are the steps' own, but where only
+        several ranks join the last two.
+
+        >>> BatchLayout(batch_size=4).ends(10), BatchLayout(batch_size=4).ends(9)
+        (array([ 4,  8, 10]), array([4, 9]))
         """
-        return np.minimum(np.arange(1, self.steps(samples) + 1) * self.step_size, samples)
+        steps = count_steps(samples, self.step_size, drop_last=self.drop_last, joined=min(1, self.step_size - 1))
+        ends = np.arange(1, steps + 1) * self.step_size
+        if steps and not self.drop_last:
+            ends[-1] = samples
+        return ends
 
 
 class BaseSampler:
@@ -190,7 +218,8 @@ class PreparedEpoch:
     _whole_steps: int = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_whole_steps", len(self.order) // self.layout.step_size)
+        whole = min(len(self.order) // self.layout.step_size, self.steps - (not self.layout.drop_last))
+        object.__setattr__(self, "_whole_steps", whole)
 
     @property
     def steps(self) -> int:
@@ -261,7 +290,7 @@ def prepare(
     >>> from paceline.data.pruning.info_batch import InfoPolicy
     >>> prepared = prepare(InfoPolicy(5), BatchLayout(batch_size=2), epoch=1, attempt=0, progress=0.0)
     >>> sorted(prepared.order.tolist()), prepared.steps
-    ([0, 1, 2, 3, 4], 3)
+    ([0, 1, 2, 3, 4], 2)
     """
     decision = policy.decide(epoch, progress)
     if base is None:

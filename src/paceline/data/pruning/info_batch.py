@@ -46,7 +46,7 @@ class InfoPolicy(Policy):
         easy = self._easy()
         keep = self.draw_kept(epoch)
         np.logical_or(keep, ~easy, out=keep)
-        if not easy.any() or not keep.any():  # no loss is known yet; or all of a handful of samples were drawn
+        if not easy.any() or np.count_nonzero(keep) < min(2, self.samples):  # no loss is known yet; or one sample stays
             return Decision()
         return Decision(keep=keep, heavier=easy, weight=1 / (1 - self.ratio))
 

@@ -40,7 +40,7 @@ from paceline.data.pruning.fine_pruning import (
     estimated_n_prune,
 )
 from paceline.data.pruning.info_batch import InfoPolicy
-from paceline.data.pruning.policy import MOST_SAMPLES
+from paceline.data.pruning.policy import MOST_SAMPLES, count_steps
 from paceline.quantities import calendar_text, exact_count_text
 from paceline.terminal import paragraphs, ruler, text_table
 
@@ -86,7 +86,7 @@ class PruningPlan:
 
     `times` are exact, or the most that can be saved if `exact` is false; `paper` are those of the paper's formulas (3)
     and (4), where there are any, and `remarks` say why they may differ. Samples of a last batch that is dropped count
-    neither as trained on nor as saved.
+    neither as trained on nor as saved. A last batch of `joined` samples or fewer is part of the one before it.
 
     >>> schedule = FineSchedule(window=12, starting_point=6, attenuation=2, block=4, count=2, prune=0.3)
     >>> plan = plan_fine(schedule, 1000, epochs=24, batch_size=100)
@@ -102,6 +102,7 @@ class PruningPlan:
     epochs: int
     batch_size: int
     drop_last: bool
+    joined: int
     prune_num: int
     pruned_epochs: tuple[int, ...]
     rows: tuple[WindowRow, ...]
@@ -116,7 +117,7 @@ class PruningPlan:
         >>> plan_info(100, epochs=8, ratio=0.5, delta=0.5, batch_size=16).whole
         (100, 7)
         """
-        return _trained(self.samples, self.batch_size, drop_last=self.drop_last)
+        return _trained(self.samples, self.batch_size, drop_last=self.drop_last, joined=self.joined)
 
     @property
     def pruned(self) -> tuple[int, int]:
@@ -125,7 +126,7 @@ class PruningPlan:
         >>> plan_info(101, epochs=8, ratio=0.5, delta=0.5, batch_size=16).pruned
         (51, 4)
         """
-        return _trained(self.samples - self.prune_num, self.batch_size, drop_last=self.drop_last)
+        return _trained(self.samples - self.prune_num, self.batch_size, drop_last=self.drop_last, joined=self.joined)
 
     @property
     def epoch_samples(self) -> list[int]:
@@ -265,6 +266,7 @@ def plan_fine(
     epochs: int,
     batch_size: int,
     drop_last: bool = False,
+    joined: int | None = None,
     overhead_seconds: float | None = None,
     batch_seconds: float | None = None,
 ) -> PruningPlan:
@@ -275,6 +277,7 @@ def plan_fine(
     (71, 48, (50000, 391), (35000, 274))
     """
     _check(samples, epochs=epochs, batch_size=batch_size, drop_last=drop_last)
+    joined = min(1, batch_size - 1) if joined is None else joined
     _check_times(overhead_seconds, batch_seconds)
     prune_num = schedule.prune_num(samples)
     rows = tuple(_windows(schedule if prune_num else replace(schedule, count=0), epochs))
@@ -283,8 +286,8 @@ def plan_fine(
         return PruningTimes.of(
             n=epochs,
             n_prune=n_prune,
-            b=_trained(samples, batch_size, drop_last=drop_last)[1],
-            b_of_pruned=_trained(samples - prune_num, batch_size, drop_last=drop_last)[1],
+            b=_trained(samples, batch_size, drop_last=drop_last, joined=joined)[1],
+            b_of_pruned=_trained(samples - prune_num, batch_size, drop_last=drop_last, joined=joined)[1],
             T=batch_seconds,
             t_0=overhead_seconds or 0.0,
         )
@@ -296,6 +299,7 @@ def plan_fine(
         epochs=epochs,
         batch_size=batch_size,
         drop_last=drop_last,
+        joined=joined,
         prune_num=prune_num,
         pruned_epochs=_pruned_in(rows),
         rows=rows,
@@ -307,7 +311,7 @@ def plan_fine(
 
 def plan_info(
     samples: int, *, epochs: int, ratio: float, delta: float, batch_size: int, drop_last: bool = False,
-    batch_seconds: float | None = None,
+    joined: int | None = None, batch_seconds: float | None = None,
 ) -> PruningPlan:  # fmt: skip
     """Return the plan of InfoBatch: the most that it saves, on average over its lots.
 
@@ -316,6 +320,7 @@ def plan_info(
     (2, 175, 24999, False)
     """
     _check(samples, epochs=epochs, batch_size=batch_size, drop_last=drop_last)
+    joined = min(1, batch_size - 1) if joined is None else joined
     _check_times(None, batch_seconds)
     InfoPolicy(1, ratio=ratio, delta=delta)  # refuses bad values
     prune_num = math.floor(ratio * (samples - 1))
@@ -332,14 +337,15 @@ def plan_info(
         epochs=epochs,
         batch_size=batch_size,
         drop_last=drop_last,
+        joined=joined,
         prune_num=prune_num,
         pruned_epochs=pruned,
         rows=rows,
         times=PruningTimes.of(
             n=epochs,
             n_prune=len(pruned),
-            b=_trained(samples, batch_size, drop_last=drop_last)[1],
-            b_of_pruned=_trained(samples - prune_num, batch_size, drop_last=drop_last)[1],
+            b=_trained(samples, batch_size, drop_last=drop_last, joined=joined)[1],
+            b_of_pruned=_trained(samples - prune_num, batch_size, drop_last=drop_last, joined=joined)[1],
             T=batch_seconds,
         ),
     )
@@ -385,10 +391,10 @@ def _pruned_in(rows: Sequence[WindowRow]) -> tuple[int, ...]:
     return tuple(row.first + place for row in rows for place, mark in enumerate(row.cells) if mark == PRUNED)
 
 
-def _trained(samples: int, batch_size: int, *, drop_last: bool) -> tuple[int, int]:
+def _trained(samples: int, batch_size: int, *, drop_last: bool, joined: int) -> tuple[int, int]:
     """Return how many samples are trained on, and in how many batches."""
-    steps = samples // batch_size if drop_last else -(-samples // batch_size)
-    return min(samples, steps * batch_size), steps
+    steps = count_steps(samples, batch_size, drop_last=drop_last, joined=joined)
+    return steps * batch_size if drop_last else samples, steps
 
 
 def _check(samples: int, *, epochs: int, batch_size: int, drop_last: bool) -> None:

@@ -179,6 +179,19 @@ def saved_array(value: Any, kind: type[np.generic], size: int, name: str) -> NDA
     return found
 
 
+# -- steps of an epoch -------------------------------------------------------------------------------------------------
+
+
+def count_steps(samples: int, step_size: int, *, drop_last: bool = False, joined: int = 0) -> int:
+    """Return how many steps an epoch has; a last step of `joined` samples or fewer is part of the one before it.
+
+    >>> count_steps(33, 16), count_steps(33, 16, joined=1), count_steps(34, 16, joined=1), count_steps(1, 16, joined=1)
+    (3, 2, 3, 1)
+    """
+    whole, rest = divmod(samples, step_size)
+    return whole + (rest > 0 and not drop_last and not (whole and rest <= joined))
+
+
 # -- numbers as users give them ----------------------------------------------------------------------------------------
 
 

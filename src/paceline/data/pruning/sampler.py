@@ -119,6 +119,7 @@ class PrunedBatches(Sampler[list[int]]):
         self._to_judge: tuple[PreparedEpoch, NDArray[np.float32]] | None = None
         self._last_losses: weakref.ref[torch.Tensor] | None = None
         self._deal: Deal | None = None
+        self._least = 1  # samples that a rank is dealt
         self._share_sitting_out = 0.0  # in the last epoch that has begun
 
     @property
@@ -242,14 +243,22 @@ class PrunedBatches(Sampler[list[int]]):
         ranks = self._find_ranks()
         rank, number = (0, 1) if ranks is None else (ranks.rank, ranks.ranks)
         return BatchLayout(
-            batch_size=self.batch_size, rank=rank, ranks=number, drop_last=self.drop_last, deal=self._deal
+            batch_size=self.batch_size,
+            rank=rank,
+            ranks=number,
+            drop_last=self.drop_last,
+            deal=self._deal,
+            least=self._least,
         )
 
-    def deal_by(self, deal: Deal) -> None:
-        """Let somebody else say which part of every step this rank computes; before anything is handed out."""
+    def deal_by(self, deal: Deal, *, least: int) -> None:
+        """Let a balance say which part of every step this rank computes, at least `least` samples or none.
+
+        It is called before anything is handed out.
+        """
         if self._pass is not None:
             raise PruningError("a pass over the loader has begun: batches are dealt by speed from the first one on")
-        self._deal = deal
+        self._deal, self._least = deal, least
         if self._prepared is not None:  # of a state that was loaded: the same order, dealt otherwise
             self._prepared = replace(self._prepared, layout=self._layout)
 
@@ -696,8 +705,9 @@ class FinePruning(PrunedBatches):
             self.schedule,
             self.policy.samples,
             epochs=epochs,
-            batch_size=self._layout.step_size,
+            batch_size=(layout := self._layout).step_size,
             drop_last=self.drop_last,
+            joined=layout.joined,
         )
         return self._with_base_remark(plan)
 
@@ -766,8 +776,9 @@ class InfoBatch(PrunedBatches):
             epochs=epochs if epochs is not None else self.epochs or 1,
             ratio=self.ratio,
             delta=self.delta,
-            batch_size=self._layout.step_size,
+            batch_size=(layout := self._layout).step_size,
             drop_last=self.drop_last,
+            joined=layout.joined,
         )
         return self._with_base_remark(plan)
 

@@ -227,11 +227,23 @@ class Balance:
                 f"a step takes {self.batch_size if drop_last else 1} samples, and there are {samples}: give a smaller "
                 "batch_size, or leave drop_last out"
             )
-        rest = samples % self.batch_size
-        if not drop_last and 0 < rest < self.least:
+        if not drop_last and samples < self.least:
             raise ValueError(
-                f"the last step of an epoch has {rest} samples, and a rank needs {self.least} (BatchNorm refuses fewer "
-                "than 2): give drop_last=True, or another batch_size"
+                f"the step has {samples} samples, and a rank needs {self.least} (BatchNorm refuses fewer than 2): "
+                "give least=1 if the model can do with less"
+            )
+        if not drop_last and 0 < samples % self.batch_size < self.least:
+            self.check_room()
+
+    def check_room(self) -> None:
+        """Refuse limits of the ranks that hold a batch, and not the few samples more that may be joined to the last."""
+        joined = self.least - 1
+        limits = [each for each in self._most if each is not None]
+        if len(limits) == len(self._most) and sum(limits) < self.batch_size + joined:
+            raise ValueError(
+                f"ranks hold {sum(limits)} samples (most={limits}), and the last batch of an epoch may have "
+                f"{self.batch_size + joined}, since a rank needs {self.least} (BatchNorm refuses fewer than 2): give "
+                "drop_last=True, a larger most, or a smaller batch_size"
             )
 
     # -- batches ---------------------------------------------------------------------------------------------------

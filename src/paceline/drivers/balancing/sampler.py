@@ -2,7 +2,8 @@
 
 An epoch is one order of all samples, the same on all ranks, and a step is the next `batch_size` of them. So every
 sample comes once in an epoch, whoever computes it; and an epoch goes on where it was left with any number of ranks: all
-there is to know is how many samples are done.
+there is to know is how many samples are done. A last step of fewer samples than one rank needs is joined to the step
+before it.
 
 Epochs count themselves: a pass over the loader of which something was trained is one, a look at its first batch is
 none. `set_epoch`, where a script calls it as for a DistributedSampler, says the number instead.
@@ -21,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Sampler
 
+from paceline.data.pruning.policy import count_steps
 from paceline.data.pruning.sampler import PrunedBatches
 from paceline.decoding import Count, decode
 from paceline.drivers.balancing.passes import BatchPass
@@ -97,8 +99,8 @@ class BalancedBatches(Sampler[list[int]]):
         return self._steps(left)
 
     def _steps(self, samples: int) -> int:
-        size = self._balance.batch_size
-        return samples // size if self._drop_last else -(-samples // size)
+        balance = self._balance
+        return count_steps(samples, balance.batch_size, drop_last=self._drop_last, joined=balance.least - 1)
 
     def __iter__(self) -> Iterator[list[int]]:
         self._settle()
@@ -121,7 +123,8 @@ class BalancedBatches(Sampler[list[int]]):
             if step >= steps:
                 return None
             start = step * size
-            dealt = self._balance.deal((new.number, step), min(size, len(rest) - start))
+            whole = self._drop_last or step < steps - 1
+            dealt = self._balance.deal((new.number, step), size if whole else len(rest) - start)
             first = start + dealt.first
             indices = rest[first : first + dealt.samples]
             # One that gets none computes on the epoch's first samples, and its gradient counts for nothing.
@@ -211,7 +214,9 @@ class BalancedPruning(Sampler[list[int]]):
         self._balance, self._pruning = balance, pruning
         self._pass: BatchPass | None = None
         self._last = threading.local()  # `dealt`: the batch that this thread was dealt last
-        pruning.deal_by(self._deal)
+        if not pruning.drop_last:
+            balance.check_room()
+        pruning.deal_by(self._deal, least=balance.least)
 
     def __len__(self) -> int:
         return len(self._pruning)

@@ -22,6 +22,8 @@ from paceline.exchanges.plans import check_plan
 from paceline.strategies import LGC, FastestK, Full, Strategy
 from paceline.strategies.shares import SharesBySpeed
 
+_BatchNorm = torch.nn.modules.batchnorm._BatchNorm
+
 
 class Scheduler(Protocol):
     """A learning-rate scheduler, as far as a round is concerned."""
@@ -49,7 +51,11 @@ def prepare(
     if shares is not None:
         if not isinstance(shares, SharesBySpeed):
             raise ValueError(f"shares must be a SharesBySpeed, or None for equal ones (shares={shares!r:.60})")
-        made = replace(made, shares=shares.in_blocks(blocks) if isinstance(blocks, int) and blocks > 0 else shares)
+        shares = shares.in_blocks(blocks) if isinstance(blocks, int) and blocks > 0 else shares
+        if isinstance(model, torch.nn.Module) and any(isinstance(each, _BatchNorm) for each in model.modules()):
+            two_each = min(shares.batch_size, 2 * shares.multiple)  # BatchNorm refuses a block of one sample
+            shares = replace(shares, least=max(shares.least, two_each))
+        made = replace(made, shares=shares)
     found = resolve_codec(codec)
     check_plan(plan, found)
     for name, value in (("blocks", blocks), ("most_behind", most_behind)):

@@ -10,6 +10,9 @@ of the epoch are taken. A rank that wants b samples adds b to it, and what it wa
 
 Every sample is taken once in an epoch, whoever is fast and whatever the shares do meanwhile, and nobody has to agree
 with anybody. Which rank takes which is an affair of time, as it is who is in time.
+
+Where fewer than `fewest` samples would be left behind a batch, they are part of it: a block of one sample is too small
+for BatchNorm. A rank that asks next finds the counter within these last samples, and knows that they are taken.
 """
 
 from __future__ import annotations
@@ -67,6 +70,7 @@ class TakenBatches(Sampler[list[int]]):
         size: Callable[[], int],
         *,
         whole: int,
+        fewest: int = 2,
         shuffle: bool = True,
         seed: int = 0,
     ) -> None:
@@ -75,7 +79,7 @@ class TakenBatches(Sampler[list[int]]):
         self.samples = len(data) if isinstance(data, Sized) else data
         if self.samples < 1:
             raise ValueError(f"a sampler needs at least one sample (samples={self.samples})")
-        self._counter, self._size, self._whole = counter, size, whole
+        self._counter, self._size, self._whole, self._fewest = counter, size, whole, fewest
         self._shuffle, self._seed = shuffle, seed
         self._epoch = 0  # of the next pass
         self._again: deque[tuple[int, int, int]] = deque()  # batches of a state: taken before, and not trained
@@ -93,9 +97,10 @@ class TakenBatches(Sampler[list[int]]):
         while True:
             size = self._size()
             first = self._counter.take(epoch, size)
-            if first < self.samples:
+            if first == 0 or self.samples - first >= self._fewest:
                 handed_out = True
-                yield self._batch(epoch, first, min(size, self.samples - first), order)
+                left = self.samples - first
+                yield self._batch(epoch, first, size if left - size >= self._fewest else left, order)
                 continue
             self._epoch = epoch + 1
             if handed_out:

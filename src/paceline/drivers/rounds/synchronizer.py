@@ -324,7 +324,8 @@ class RoundSync(RankLifecycle):
         words = f"{data if isinstance(data, int) else len(data):,} samples, seed {seed}, shuffle {shuffle}"
         counter = SampleCounter(private_store(f"rounds/{self._name}/taken/{number}"), words)
         whole = self._sizes.shares.batch_size * self._group.world
-        made = TakenBatches(data, counter, lambda: self.samples, whole=whole, shuffle=shuffle, seed=seed)
+        fewest = self._sizes.shares.multiple + 1  # so many make blocks of which not all have one sample
+        made = TakenBatches(data, counter, lambda: self.samples, whole=whole, fewest=fewest, shuffle=shuffle, seed=seed)
         if number < len(self._sampler_states):
             made.load_state_dict(self._sampler_states[number])
         self._samplers.append(made)

@@ -127,25 +127,31 @@ def _level(units: int, costs: Sequence[Cost], lows: Sequence[int], tops: Sequenc
 def deal_rest(
     shares: Sequence[int], samples: int, *, least: int = 1, most: Sequence[int | None] | None = None
 ) -> list[int]:
-    """Return how a smaller batch, the last of an epoch, is dealt: in proportion to the shares.
+    """Return how another batch, the last of an epoch, is dealt: in proportion to the shares.
 
+    It is mostly smaller; it has fewer than `least` samples more where so few were left that they were joined to it.
     Where there are too few for `least` each, some ranks get none: those with the smallest shares. Where those that are
     left cannot hold the rest within their `most`, more of them take part, some with fewer than `least`.
 
     >>> deal_rest([30, 30, 10], 35), deal_rest([30, 30, 10], 2)
     ([15, 15, 5], [1, 1, 0])
+    >>> deal_rest([8, 4], 13, least=2), deal_rest([8, 4], 13, least=2, most=[8, 8])
+    ([9, 4], [8, 5])
     >>> deal_rest([8, 8, 8], 15, least=8), deal_rest([8, 8, 8], 15, least=8, most=[8, 8, 8])
     ([15, 0, 0], [8, 7, 0])
     """
-    if samples > sum(shares):
-        raise ValueError(f"the rest must be at most a batch (samples={samples}, batch={sum(shares)})")
+    if samples >= sum(shares) + max(1, least):
+        raise ValueError(
+            f"the rest must be at most a batch and {least - 1} more (samples={samples}, batch={sum(shares)})"
+        )
     by_share = sorted(range(len(shares)), key=lambda rank: (-shares[rank], rank))
     limits = [None] * len(shares) if most is None else list(most)
     count = max(1, min(len(shares), samples // least))
     while count < len(shares) and _room(limits[rank] for rank in by_share[:count]) < samples:
         count += 1
     taking = sorted(by_share[:count])
-    highs = [_less(max(shares[rank], -(-samples // count)), limits[rank]) for rank in taking]
+    more = max(0, samples - sum(shares))
+    highs = [_less(max(shares[rank] + more, -(-samples // count)), limits[rank]) for rank in taking]
     if sum(highs) < samples:  # limits differ: all that there is room for
         highs = [_less(samples, limits[rank]) for rank in taking]
     lows = min(least, samples // count)
