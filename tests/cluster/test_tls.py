@@ -119,6 +119,24 @@ def test_a_stranger_can_neither_join_nor_read_the_model(cluster, keys, who):
     assert not [record for record in cluster.records if isinstance(record, Refused)]
 
 
+@pytest.mark.parametrize(
+    ("who", "why"),
+    [
+        ("no certificate", "it shows no certificate"),
+        ("another CA's certificate", r"its certificate is not good here \(.+\)"),
+        ("no TLS", "it does not speak TLS"),
+    ],
+)
+def test_a_stranger_that_tls_refuses_leaves_a_line_in_the_log(cluster, keys, who, why):
+    shown = {"no certificate": None, "another CA's certificate": keys / "theirs" / "worker"}
+    credentials = _as(keys / "ours" / "ca.crt", shown[who]) if who in shown else None
+    with Peer(cluster.address, credentials=credentials) as peer:
+        peer_port = peer._socket.getsockname()[1]
+        with pytest.raises(AssertionError, match=REFUSED):
+            peer.join()
+    cluster.until_log(rf"refused 127\.0\.0\.1:{peer_port}: {why}")
+
+
 def test_a_worker_with_the_certificate_of_another_ca_is_told_what_is_wrong(cluster, keys):
     found = warm.run(
         [*PACELINE, "work", cluster.address, "--tls", str(keys / "theirs" / "worker"), "--patience-seconds", "1"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import re
 import socket
 import time
 from contextlib import ExitStack
@@ -59,6 +60,35 @@ def test_two_hundred_strangers_in_the_middle_of_a_handshake_keep_no_worker_out(t
             until_closed(strangers)
             work(worker, model, batches(100))
     assert ended[0].finished
+
+
+@pytest.mark.slow
+def test_those_that_tls_refuses_are_logged_at_a_bounded_rate_and_a_probe_of_the_port_is_not(
+    tmp_path, monkeypatch, caplog
+):
+    make_keys(tmp_path / "keys")
+    monkeypatch.setattr(module, "REFUSALS_AT_ONCE", 5)
+    served = network()
+    model = copy.deepcopy(served)
+
+    def lines():
+        return [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
+
+    with serving(served, tmp_path, limits=LIMITS, tls=tmp_path / "keys" / "server") as (address, _):
+        began = time.monotonic()
+        for _ in range(20):
+            with connect(address):
+                pass
+        with ExitStack() as held:
+            strangers = [held.enter_context(connect(address)) for _ in range(40)]
+            for stranger in strangers:
+                stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            until_closed(strangers)
+        seconds = time.monotonic() - began
+        assert 5 <= len(lines()) <= 5 + module.REFUSALS_PER_SECOND * seconds + 1
+        assert all(re.fullmatch(r"refused 127\.0\.0\.1:\d+: it does not speak TLS.*", line) for line in lines())
+        with paceline.Worker(address, model, tls=tmp_path / "keys" / "worker") as worker:
+            work(worker, model, batches(100))
 
 
 @pytest.mark.parametrize("kind", ["server", "handover"])

@@ -129,6 +129,9 @@ class Server:
         self._elements = model.parameters.numel()
         self._decoders = ThreadPoolExecutor(DECODING_THREADS, "paceline-decode", lambda: torch.set_num_threads(1))
         self._refusals = RefusalLimiter()
+        self._handshakes = (
+            RefusalLimiter()
+        )  # one of their own: strangers must not keep what members do wrong out of the log
         self._warned_of_nobody = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._listeners: list[socket.socket] = []
@@ -221,7 +224,10 @@ class Server:
                 await asyncio.wait({stream.opening})
             finally:
                 stream.opening.cancel()
-            if not stream.opening.cancelled() and stream.opening.exception() is None:
+            refused = None if stream.opening.cancelled() else stream.opening.exception()
+            if refused is not None:
+                self._turned_away(peer, refused)
+            elif not stream.opening.cancelled():
                 wire = stream.opening.result()
                 end = await stream.serve(wire)
         finally:
@@ -297,6 +303,13 @@ class Server:
         more = f" (and {count} more like it)" if (count := self._refusals.take_suppressed()) else ""
         log.warning("refused %s: %s%s", who, reason, more)
         self.coordinator.refused(reason, worker=stream.worker, peer=stream.peer, now=self.now())
+
+    def _turned_away(self, peer: str, error: BaseException) -> None:
+        """Log that TLS has refused a peer; one that hung up itself, as a probe of the port does, is none."""
+        if isinstance(error, ConnectionResetError) or not self._handshakes.allows(self.clock()):
+            return
+        more = f" (and {count} more like it)" if (count := self._handshakes.take_suppressed()) else ""
+        log.warning("refused %s: %s%s", peer, _why_turned_away(error), more)
 
     def admit(self, stream: WorkerStream, hello: Hello) -> Welcome:
         """Give a new worker a seat; `StreamEnd` if there is none, or nothing to do."""
@@ -632,3 +645,17 @@ def _listen(host: str, port: int) -> list[socket.socket]:
 
 def _lies_in(vector: torch.Tensor, memory: torch.Tensor) -> bool:
     return vector.untyped_storage().data_ptr() == memory.untyped_storage().data_ptr()
+
+
+def _why_turned_away(error: BaseException) -> str:
+    """Return why a peer was refused before it could say who it is."""
+    text = " ".join(str(error).split())[:200]
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not good here ({error.verify_message})"
+    if "PEER_DID_NOT_RETURN_A_CERTIFICATE" in text:
+        return "it shows no certificate, and workers need one (--tls)"
+    if any(name in text for name in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE")):
+        return "it does not speak TLS, and workers need it (--tls)"
+    if isinstance(error, ConnectionAbortedError):
+        return "it did not finish the TLS handshake in time"
+    return f"no TLS was agreed on ({text or type(error).__name__})"
