@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import threading
 import time
 import weakref
 
@@ -417,6 +418,26 @@ def test_a_model_that_is_deleted_is_freed_and_its_file_ends(tmp_path):
     while read_times(path).ended is None and time.monotonic() < deadline:
         time.sleep(0.05)
     assert (len(read_times(path).steps), read_times(path).ended.reason) == (3, "the model was deleted")
+
+
+def test_a_probes_group_ends_on_the_scripts_thread_and_never_on_a_daemon(tmp_path):
+    """While the interpreter ends, a daemon thread is ended inside gloo's destructor, and that aborts the process."""
+    closed = []
+
+    class Probe:
+        def close(self):
+            closed.append(threading.current_thread())
+
+    model = nn.Linear(4, 2)
+    watching = paceline.watch(model, out=tmp_path / "one")
+    watching._probe = Probe()
+    del model
+    gc.collect()
+    watching._lines._thread.join(20)
+    assert watching._closed
+    assert closed == []
+    paceline.watch(nn.Linear(4, 2), out=tmp_path / "two").close()
+    assert closed == [threading.main_thread()]
 
 
 def test_lines_are_in_the_file_soon_also_when_training_stands_still(tmp_path):

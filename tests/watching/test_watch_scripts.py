@@ -38,6 +38,7 @@ SCRIPT = textwrap.dedent("""
     if sys.argv[2] == "destroyed":
         dist.destroy_process_group()
 """)
+IN_A_MAIN = "def main():\n" + textwrap.indent(SCRIPT, "    ") + "main()\n"  # so the model is gone before the end
 
 
 def launch(folder, how, network=None):
@@ -47,7 +48,8 @@ def launch(folder, how, network=None):
     where = ["ip", "netns", "exec", network.name] if network is not None else []
 
     def start(rank):
-        command = [*where, sys.executable, "-c", SCRIPT, str(folder / "run"), how]
+        script = IN_A_MAIN if how == "in a main" else SCRIPT
+        command = [*where, sys.executable, "-c", script, str(folder / "run"), how]
         with (folder / f"{rank}.log").open("wb") as log:
             return warm.Popen(command, cwd=ROOT, env=os.environ | place(rank, 2, port), stdout=log, stderr=log)
 
@@ -57,14 +59,15 @@ def launch(folder, how, network=None):
     return [process.returncode for process in processes], texts, time.monotonic() - began
 
 
-@pytest.mark.parametrize("how", ["left open", "destroyed", "no shared disk"])
+@pytest.mark.parametrize("how", ["left open", "destroyed", "no shared disk", "in a main"])
 def test_a_script_that_ends_without_closing_its_watch_ends_well(tmp_path, how):
     codes, texts, _ = launch(tmp_path / "launch", how)
     assert codes == [0, 0], texts
     assert texts[0] == f"paceline watches 2 ranks: {tmp_path}/launch/run\n"
     assert texts[1] == ""
     for times in read_run(tmp_path / "launch" / "run").times["rank"].values():
-        assert (len(times.steps), times.ended.reason) == (20, "the script ended")
+        reason = "the model was deleted" if how == "in a main" else "the script ended"
+        assert (len(times.steps), times.ended.reason) == (20, reason)
         assert all(len(each.buckets) == 1 for each in times.steps)
         assert len(times.links) == 2  # at once, and after ten steps
 

@@ -72,12 +72,16 @@ class DelayedLines:
         self._stop.set()
         self._wake.set()
 
-    def close(self) -> None:
-        """End the thread, write what waits, and close the file."""
+    def join(self) -> None:
+        """End the thread; once more does no harm."""
         self._stop.set()
         self._wake.set()
         if self._thread is not threading.current_thread():
             self._thread.join(JOIN_SECONDS)
+
+    def close(self) -> None:
+        """End the thread, write what waits, and close the file."""
+        self.join()
         self.flush()
         self._writer.close()
 

@@ -30,6 +30,7 @@ import paceline
 from paceline.distributed import RankGoneError, check_limits, first_line
 from paceline.distributed.agreement import current_group
 from paceline.distributed.collectives import PendingCollective
+from paceline.distributed.groups import never_destroy
 from paceline.distributed.stores import StoreGather, private_store
 from paceline.drivers.watching.buckets import BucketTimer, count_buffers_as_wait, time_buckets
 from paceline.drivers.watching.folder import Gather, WatchedFolder, WatchError, agree_on_folder
@@ -122,6 +123,7 @@ class Watch:
         log: Log | None,
         timeout_seconds: float,
     ) -> None:
+        _end_all_left()
         self._log, self._pid, self._closed, self._warned = GuardedLog(log), os.getpid(), False, False
         parallel = _parallel_model(model)
         # The group of an FSDP model may be the one of its shards alone.
@@ -324,19 +326,27 @@ class Watch:
         self._close("the script ended" if error is None else f"ended by {type(error).__name__}")
 
     def _close_without_model(self) -> None:
-        self._close("the model was deleted")
+        """End the file, on the thread that writes lines; the group of the probe is ended by the script's thread."""
+        _LEFT.append(self)
+        self._end_file("the model was deleted")
 
     def _close(self, reason: str) -> None:
-        if self._closed or self._pid != os.getpid():
+        if self._pid != os.getpid():
+            return
+        self._lines.join()  # where the model was deleted, that thread is ending the file
+        self._end_file(reason)
+        self._end_probing()
+        atexit.unregister(self._close_at_exit)
+
+    def _end_file(self, reason: str) -> None:
+        if self._closed:
             return
         self._closed = True
         _OPEN.discard(self)
-        atexit.unregister(self._close_at_exit)
         self._let_go()
         self._clock.flush(within_seconds=LAST_BUCKETS_SECONDS)
         self._lines.keep(TimesEnded(at_seconds=self._clock.now, reason=reason))
         self._lines.close()
-        self._end_probing()
         if self._relay is not None:
             self._relay.close()
 
@@ -359,6 +369,14 @@ class Watch:
 
 
 _OPEN: weakref.WeakSet[Watch] = weakref.WeakSet()
+# Of models that were deleted: a group that ends on a daemon thread aborts the process while the interpreter ends.
+_LEFT: list[Watch] = []
+
+
+def _end_all_left() -> None:
+    """End the process groups of models that were deleted, on the script's thread."""
+    while _LEFT:
+        _LEFT.pop().close()
 
 
 def _check_initialised(group: dist.ProcessGroup | None) -> None:
@@ -388,6 +406,9 @@ def _forget_all_in_child() -> None:
     for each in list(_OPEN):
         each._forget_in_child()
     _OPEN.clear()
+    for watching in _LEFT:
+        never_destroy(watching)  # its group waits for threads that the child does not have
+    _LEFT.clear()
 
 
 os.register_at_fork(after_in_child=_forget_all_in_child)
