@@ -1,6 +1,7 @@
 """Files that were damaged or forged: thousands of random corruptions of everything that paceline reads back.
 
-    bytes     flipped bits, other bytes, cut off, inserted, taken out, repeated parts, lines that change places
+    bytes     flipped bits, other bytes, cut off, inserted, taken out, repeated parts
+    lines     deleted, doubled, swapped, moved: each as it was written
     JSON      numbers that are huge, negative or text, keys that are missing or renamed, deep nests
     tensors   NaN, other types and shapes; then sealed again, as anybody can
 
@@ -8,7 +9,7 @@ What is allowed is an error of one line (a PacelineError, ValueError or OSError)
 
     same      exactly what was written: where there are checksums, nothing else can be told from it
     valid     another state that can be gone on with: after a step of it nothing is wrong. Only where nobody can tell:
-              hand-written files, journals of before there were checksums, checkpoints that were sealed again
+              hand-written files, journals and checkpoints that were sealed again
 
 A journal may also be the beginning of what was written, as a crash leaves it. Never anything else: no other error, no
 more than 1 GB of memory, no more than 10 s. Each case follows from the seed, its kind and its number.
@@ -216,9 +217,7 @@ def _tell(tallies: dict[str, Tally], seconds: float, *, quick: bool) -> None:
         table.add_row(name, *figures, *more, coloured("MISS" if t.breaches else "PASS"))
     tables().print(table)
     tables().print("same: as it was written; a journal also its beginning. valid (-: not allowed): a state that can be")
-    tables().print(
-        "gone on with, where nobody can tell: hand-written, without checksums, or sealed again after the change"
-    )
+    tables().print("gone on with, where nobody can tell: hand-written, or sealed again after the change")
     for name, t in tallies.items():
         for breach in t.breaches[:5]:
             tables().print(f"{name}: {breach}", markup=False)

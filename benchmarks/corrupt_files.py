@@ -35,9 +35,10 @@ from paceline.recipes.assembly import load_data, make_member, make_training, res
 from paceline.recipes.reading import read_recipe
 from paceline.runs.cluster import make_served
 from paceline.runs.ranks import RECIPE, read_recipe_of, write_recipe
+from paceline.traces.checked_lines import checked_line, checksum_of
 from paceline.traces.checkpoints import STATE, TENSORS, Checkpoint, read_newest, write_checkpoint
 from paceline.traces.history import trace_of
-from paceline.traces.journal import FORMAT, TRACE, RunBegan, line_of
+from paceline.traces.journal import TRACE
 from paceline.traces.journal_files import read_journal
 from paceline.traces.pruning_record import KINDS as ARRAYS
 from paceline.traces.pruning_record import PRUNING, PruningRecord, read_pruning
@@ -170,12 +171,10 @@ def json_bytes(document: Any) -> bytes:
 
 
 class JournalFile(Target):
-    """A trace; `checksums`: of the format that has them."""
-
-    source = "journal.jsonl"
+    """A trace, damaged as a disk or an editor does it."""
 
     def __init__(self, recorded: Path, folder: Path) -> None:
-        self._data, self._file = (recorded / self.source).read_bytes(), folder / TRACE
+        self._data, self._file = (recorded / "journal.jsonl").read_bytes(), folder / TRACE
         self._file.write_bytes(self._data)
         self._records = read_journal(self._file).records
 
@@ -183,8 +182,6 @@ class JournalFile(Target):
         lines = self._data.splitlines()
         if dice.random() < 0.6:
             how, data = damaged(self._data, dice)
-            while how.startswith("lines"):  # a line that has moved is whole: MovedLines
-                how, data = damaged(self._data, dice)
         else:
             number = dice.randrange(len(lines))
             document = json.loads(lines[number])
@@ -201,33 +198,39 @@ class JournalFile(Target):
         return "same" if journal.records == self._records[: len(journal.records)] else "valid"
 
 
-class OldJournal(JournalFile):
-    """A trace of before there were checksums."""
-
-    source = "old.jsonl"
-
-
-class MovedLines(JournalFile):
-    """A trace in which whole lines have changed places, or come twice, or are gone: each is as it was written."""
+class EditedLines(JournalFile):
+    """A trace of which a whole line was deleted or doubled, two were swapped, or one was moved."""
 
     def corrupt(self, dice: random.Random) -> str:
         lines = self._data.splitlines(keepends=True)
         one, other = dice.randrange(len(lines)), dice.randrange(len(lines))
-        how = dice.choice(("swapped", "repeated", "gone"))
-        if how == "swapped":
-            lines[one], lines[other] = lines[other], lines[one]
-        elif how == "repeated":
-            lines.insert(other, lines[one])
-        else:
+        how = dice.choice(("deleted", "doubled", "swapped", "moved"))
+        if how == "deleted":
             del lines[one]
+        elif how == "doubled":
+            lines.insert(other, lines[one])
+        elif how == "swapped":
+            lines[one], lines[other] = lines[other], lines[one]
+        else:
+            lines.insert(other, lines.pop(one))
         self._file.write_bytes(b"".join(lines))
         return f"{how} {one} {other}"
 
-    def read(self) -> str:
-        outcome = super().read()
-        if read_journal(self._file).began != self._records[0]:
-            raise AssertionError("another run was read")
-        return outcome
+
+class ForgedJournal(JournalFile):
+    """A trace of which one record was changed, and all lines sealed again, as anybody can."""
+
+    def corrupt(self, dice: random.Random) -> str:
+        documents = [json.loads(line) for line in self._data.splitlines()]
+        for document in documents:
+            del document["crc"]
+        how = mutated(dice.choice(documents), dice)
+        before, lines = 0, []
+        for document in documents:
+            lines.append(checked_line(document, before))
+            before = checksum_of(lines[-1])
+        self._file.write_bytes(b"".join(lines))
+        return how
 
 
 # -- checkpoints -------------------------------------------------------------------------------------------------------
@@ -542,8 +545,8 @@ class DelayFile(PlainFile):
 
 KINDS = (
     Kind("journal", 15, JournalFile),
-    Kind("journal, lines moved", 5, MovedLines, may_be_valid=True),
-    Kind("journal without checksums", 8, OldJournal, may_be_valid=True),
+    Kind("journal, whole lines", 8, EditedLines),
+    Kind("journal, sealed again", 5, ForgedJournal, may_be_valid=True),
     Kind("checkpoint", 12, CheckpointFiles),
     Kind("checkpoint, sealed again", 15, ForgedCheckpoint, may_be_valid=True),
     Kind("rank's checkpoint", 6, RankCheckpointFiles),
@@ -563,12 +566,7 @@ KINDS = (
 def record(folder: Path) -> None:
     """Write one of each kind of file into a folder."""
     golden = ROOT / "tests" / "golden" / "served-stopped" / TRACE
-    records = read_journal(golden).records
-    (folder / "old.jsonl").write_bytes(golden.read_bytes())
-    began = records[0]
-    assert isinstance(began, RunBegan)
-    newest = [dataclasses.replace(began, format=FORMAT), *records[1:]]
-    (folder / "journal.jsonl").write_bytes(b"".join(map(line_of, newest)))
+    shutil.copy(golden, folder / "journal.jsonl")
     _record_served(folder / "served")
     _record_ranks(folder / "ranks")
     shutil.copy(folder / "ranks" / RECIPE, folder / RECIPE)

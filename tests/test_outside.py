@@ -28,6 +28,7 @@ from paceline.recipes.reading import read_recipe
 from paceline.recipes.recipe import Recipe
 from paceline.runs.ranks import read_recipe_of
 from paceline.settings import Rule
+from paceline.traces.checked_lines import checked_line, checksum_of
 from paceline.traces.journal import KINDS, MOST_THREADS, WorkerJoined, line_of
 from paceline.traces.journal_files import read_journal
 from paceline.traces.pruning_record import PRUNING, read_pruning
@@ -284,16 +285,18 @@ SERVED = Path(__file__).parent / "golden" / "served"
 
 
 def altered(folder: Path, kind: str, change) -> Path:
-    """Return a copy of a golden run whose first record of a kind is changed; its format has no checksums."""
-    done = False
-    lines = []
-    for line in (SERVED / "trace.jsonl").read_text(encoding="utf-8").splitlines():
-        record = json.loads(line)
-        if record["kind"] == kind and not done:
-            change(record)
-            done = True
-        lines.append(json.dumps(record))
-    (folder / "trace.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    """Return a copy of a golden run whose first record of a kind is changed; its lines are sealed again, as forged."""
+    done, before = False, 0
+    with (folder / "trace.jsonl").open("wb") as journal:
+        for line in (SERVED / "trace.jsonl").read_text(encoding="utf-8").splitlines():
+            record = json.loads(line)
+            del record["crc"]
+            if record["kind"] == kind and not done:
+                change(record)
+                done = True
+            sealed = checked_line(record, before)
+            before = checksum_of(sealed)
+            journal.write(sealed)
     return folder
 
 

@@ -10,6 +10,7 @@ from paceline.drivers.simulated.delays import Sequences
 from paceline.drivers.simulated.network import OneWayLink, WorkerLink
 from paceline.strategies import LGC, Async, FastestK, Full
 from paceline.traces.history import trace_of
+from paceline.traces.journal import FORMAT as JOURNAL_FORMAT
 from paceline.traces.journal import Arrival, RunBegan, StepRecord
 from paceline.traces.journal_files import Journal
 from paceline.traces.recorded_run import RecordedRun
@@ -59,7 +60,8 @@ def as_run(steps, arrivals, strategy, *, workers, blocks, on="server", name=""):
     arrivals = sorted(arrivals, key=lambda arrival: arrival.at_seconds)
     records = [
         RunBegan(
-            format=2, paceline="0.2.0", strategy=name or NAMES[type(strategy)], seed=0, workers=workers, blocks=blocks,
+            format=JOURNAL_FORMAT, paceline="0.2.0", strategy=name or NAMES[type(strategy)], seed=0, workers=workers,
+            blocks=blocks,
             recipe={}, signature="", codec="identity", on=on,
         )
     ]  # fmt: skip

@@ -13,7 +13,8 @@ import pytest
 from paceline.cli import main
 from paceline.recipes import Recipe
 from paceline.runs import cluster
-from paceline.traces.journal import line_of, record_from
+from paceline.traces.journal import StepRecord, lines_of
+from paceline.traces.journal_files import read_journal
 from tests import warm
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -114,11 +115,10 @@ def test_train_ends_in_a_table_a_page_and_a_run_that_replays_unless_its_trace_wa
     assert "holds a run" in taken.stderr
 
     trace = tmp_path / "runs" / "train" / "trace.jsonl"
-    lines = trace.read_bytes().splitlines(keepends=True)
-    number = [number for number, line in enumerate(lines) if b'"kind":"stepped"' in line][3]
-    record = record_from(lines[number])
-    lines[number] = line_of(replace(record, fingerprint=record.fingerprint + 1))
-    trace.write_bytes(b"".join(lines))
+    records = list(read_journal(trace).records)
+    number = [number for number, record in enumerate(records) if isinstance(record, StepRecord)][3]
+    records[number] = replace(records[number], fingerprint=records[number].fingerprint + 1)
+    trace.write_bytes(lines_of(records))
     told = run("replay", "runs/train", cwd=tmp_path)
     assert told.returncode == 1
     assert "step 3: the weights after it are not the same" in told.stderr

@@ -18,6 +18,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from paceline.traces.checked_lines import checksum_of
 from paceline.traces.journal import Arrived, StepRecord, WorkerJoined, WorkerLeft, record_from
 from tests import warm
 
@@ -50,7 +51,7 @@ class Cluster:
         self.workers, self.start = workers, workers if start is None else start
         self._packs = []
         self._port = None
-        self._read_bytes, self._records = 0, []
+        self._read_bytes, self._checksum, self._records = 0, 0, []
         self._log_path = self.folder / "server.log"
         self._options = [
             "--workers", str(workers), "--strategy", strategy, "--k", str(k), "--rounds", str(rounds),
@@ -140,7 +141,8 @@ class Cluster:
             with path.open("rb") as lines:
                 lines.seek(self._read_bytes)
                 while (line := lines.readline()).endswith(b"\n"):
-                    self._records.append(record_from(line))
+                    self._records.append(record_from(line, self._checksum))
+                    self._checksum = checksum_of(line)
                     self._read_bytes += len(line)
         return tuple(self._records)
 

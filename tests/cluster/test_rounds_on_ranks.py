@@ -28,7 +28,7 @@ from paceline.traces.journal import (
     RunBegan,
     RunEnded,
     StepRecord,
-    line_of,
+    lines_of,
 )
 from paceline.traces.journal_files import read_journal
 from paceline.traces.step_times import read_all_times
@@ -192,7 +192,7 @@ def saved_model(folder, training):
 
 def rewrite(folder, change):
     journal = read_journal(folder / TRACE)
-    (folder / TRACE).write_bytes(b"".join(line_of(change(record)) for record in journal.records))
+    (folder / TRACE).write_bytes(lines_of(map(change, journal.records)))
 
 
 def test_other_bits_under_another_torch_are_said_to_be_of_another_torch(ran, capsys, monkeypatch):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
+from paceline.traces.checked_lines import checksum_of
 from paceline.traces.journal import (
+    FORMAT,
     Arrival,
     Checkpointed,
     Dropped,
@@ -15,7 +17,7 @@ from paceline.traces.journal import (
     StepRecord,
     WorkerJoined,
     WorkerLeft,
-    line_of,
+    lines_of,
 )
 
 LATE = "its round had closed"
@@ -23,7 +25,8 @@ LATE = "its round had closed"
 
 def began(*, workers=3, strategy="fastest-k", rounds=50, on="server"):
     return RunBegan(
-        format=2, paceline="0.2.0", strategy=strategy, seed=0, workers=workers, blocks=1, recipe={"rounds": rounds},
+        format=FORMAT, paceline="0.2.0", strategy=strategy, seed=0, workers=workers, blocks=1,
+        recipe={"rounds": rounds},
         signature="", codec="none", on=on,
     )  # fmt: skip
 
@@ -99,4 +102,11 @@ def journals(draw):
 
 
 def lines(records):
-    return b"".join(map(line_of, records))
+    return lines_of(records)
+
+
+def append(path, *records):
+    """Write further records behind those that a journal holds."""
+    before = checksum_of(path.read_bytes())
+    with path.open("ab") as journal:
+        journal.write(lines_of(records, before))

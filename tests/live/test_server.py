@@ -14,8 +14,7 @@ import pytest
 from paceline.live import server
 from paceline.live.metrics import metrics_text
 from paceline.live.server import LiveAddress, LiveError
-from paceline.traces.journal import line_of
-from tests.live.journals import began, joined, lines, step
+from tests.live.journals import append, began, joined, lines, step
 from tests.live.serving import EventStream, ask, connected, served
 
 TOKEN = "a-token-of-24-characters"
@@ -109,15 +108,13 @@ def test_a_reader_that_comes_back_has_the_whole_state_at_once_and_then_what_is_n
     with served(run) as address:
         with EventStream(address) as events:
             assert events.next()["figures"]["round"] == 1
-        with (run / "trace.jsonl").open("ab") as journal:
-            journal.write(line_of(step(1, 2.0, fresh=(0, 1))))
+        append(run / "trace.jsonl", step(1, 2.0, fresh=(0, 1)))
         with EventStream(address) as again:
             found = again.next()
             while found["figures"]["round"] < 2:
                 found = again.next()
             assert [row["used"] for row in found["rows"]] == [2, 1]
-            with (run / "trace.jsonl").open("ab") as journal:
-                journal.write(line_of(step(2, 3.0, fresh=(0,))))
+            append(run / "trace.jsonl", step(2, 3.0, fresh=(0,)))
             while found["figures"]["round"] < 3:
                 found = again.next()
             assert not found["last"]
@@ -175,8 +172,7 @@ def test_strangers_without_the_token_take_no_place_of_a_reader(run, monkeypatch)
         idle = [connected(address) for _ in range(12)]
         assert ask(address, f"/metrics?token={TOKEN}")[0] == 200
         assert all(_ends(each) for each in idle[:8])  # the oldest give way to those who come
-        with (run / "trace.jsonl").open("ab") as journal:  # and who reads goes on reading
-            journal.write(line_of(step(1, 2.0, fresh=(0, 1))))
+        append(run / "trace.jsonl", step(1, 2.0, fresh=(0, 1)))  # and who reads goes on reading
         while reader.next()["figures"]["round"] < 2:
             pass
         for each in idle:
@@ -215,8 +211,7 @@ def test_a_reader_that_takes_nothing_is_cut_off_and_holds_one_state_at_most(tmp_
         stuck.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
         deadline, version = time.monotonic() + 60, 0
         while True:
-            with journal.open("ab") as file:
-                file.write(line_of(step(version, 1.0 + version, fresh=range(900))))
+            append(journal, step(version, 1.0 + version, fresh=range(900)))
             version += 1
             with EventStream(address) as other:  # others are served meanwhile
                 assert other.next()["kind"] == "server"

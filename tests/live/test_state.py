@@ -30,7 +30,7 @@ from paceline.traces.step_times import (
     times_path,
 )
 from paceline.traces.trace_files import write_traces
-from tests.live.journals import began, joined, journals, lines, step
+from tests.live.journals import append, began, joined, journals, lines, step
 
 
 def followed(folder):
@@ -251,8 +251,7 @@ def test_a_run_that_ends_between_two_glances_is_not_taken_for_killed(tmp_path, m
     def ends_now(path):
         """The writer ends after the journal was read, and before anybody looks for its lock."""
         end = RunEnded(at_seconds=2.0, reason="all rounds are done", rounds_done=1, diverged=False)
-        with path.open("ab") as file:
-            file.write(lines([end]))
+        append(path, end)
         return False
 
     monkeypatch.setattr(live_folder, "_is_locked", ends_now)

@@ -14,7 +14,8 @@ import paceline
 from paceline.cli import main
 from paceline.recipes import Recipe
 from paceline.traces.checkpoints import read_newest, write_checkpoint
-from paceline.traces.journal import StepRecord, line_of, record_from
+from paceline.traces.journal import StepRecord, lines_of
+from paceline.traces.journal_files import read_journal
 from tests import warm
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("replay verdict")]  # one run for all of them
@@ -49,12 +50,11 @@ def without_last_checkpoint(run):
 def cut_after(run, steps, *, keeping=lambda record: False):
     """Cut the trace after so many steps, but for the records that are kept."""
     trace, kept, taken = run / "trace.jsonl", [], 0
-    for line in trace.read_bytes().splitlines(keepends=True):
-        record = record_from(line)
+    for record in read_journal(trace).records:
         taken += isinstance(record, StepRecord)
         if taken < steps or (taken == steps and isinstance(record, StepRecord)) or keeping(record):
-            kept.append(line)
-    trace.write_bytes(b"".join(kept))
+            kept.append(record)
+    trace.write_bytes(lines_of(kept))
 
 
 def replayed(run, capsys):
@@ -140,23 +140,23 @@ def test_a_run_without_its_last_checkpoint_or_its_last_steps_is_not_whole(run, c
 
 
 def test_a_line_that_was_taken_out_of_the_trace_is_told_by_the_line_where_it_shows(run, capsys):
-    lines = (run / "trace.jsonl").read_bytes().splitlines(keepends=True)
-    kinds = [type(record_from(line)).__name__ for line in lines]
+    """Sealed again, so that the file looks whole."""
+    records = read_journal(run / "trace.jsonl").records
+    kinds = [type(record).__name__ for record in records]
     for kind in ("WorkerJoined", "StepRecord"):
         removed = kinds.index(kind)
-        (run / "trace.jsonl").write_bytes(b"".join(lines[:removed] + lines[removed + 1 :]))
+        (run / "trace.jsonl").write_bytes(lines_of(records[:removed] + records[removed + 1 :]))
         assert main(["replay", str(run)]) != 0
         told = capsys.readouterr().err
         (line,) = map(int, re.findall(r"line (\d+) of the trace", told))
-        assert removed < line <= len(lines), (kind, told)
+        assert removed < line <= len(records), (kind, told)
 
 
 def test_a_run_that_is_over_asks_for_nothing_when_it_is_resumed(run, capsys):
     trace = run / "trace.jsonl"
-    began, *rest = trace.read_bytes().splitlines(keepends=True)
-    record = record_from(began)
-    own = {**record.recipe, "model": {**record.recipe["model"], "name": "my_models:net"}}
-    trace.write_bytes(line_of(dataclasses.replace(record, recipe=own)) + b"".join(rest))
+    began, *rest = read_journal(trace).records
+    own = {**began.recipe, "model": {**began.recipe["model"], "name": "my_models:net"}}
+    trace.write_bytes(lines_of([dataclasses.replace(began, recipe=own), *rest]))
     assert main(["train", "--resume", str(run)]) == 0
     assert "is finished: all 6 rounds are done" in capsys.readouterr().err
     assert main(["train", "--resume", str(run), "--rounds", "9"]) != 0

@@ -18,18 +18,21 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from paceline.live.folder import FollowedRun
 from paceline.traces import journal_files
+from paceline.traces.checked_lines import checked_line, checksum_of, with_checksum
 from paceline.traces.journal import (
     Checkpointed,
     Evaluated,
     JournalError,
     JournalRecord,
+    RecordsLost,
     Refused,
     Resumed,
     RunEnded,
     WorkerJoined,
     WorkerLeft,
-    line_of,
+    lines_of,
     record_from,
 )
 from paceline.traces.journal_files import JournalWriter, effective, read_journal
@@ -77,7 +80,7 @@ def test_a_file_torn_anywhere_gives_its_whole_lines_and_can_be_gone_on_with(file
 
 
 def test_a_file_torn_in_its_first_line_is_no_journal_and_is_begun_anew(file: Path) -> None:
-    first = line_of(began())
+    first = lines_of([began()])
     for size in range(len(first)):
         file.write_bytes(first[:size])
         with pytest.raises(JournalError, match="not a journal: there is no whole line in it"):
@@ -90,7 +93,7 @@ def test_a_file_torn_in_its_first_line_is_no_journal_and_is_begun_anew(file: Pat
 
 
 def test_a_torn_line_longer_than_a_look_back_is_cut_off(file: Path) -> None:
-    first = line_of(began())
+    first = lines_of([began()])
     file.write_bytes(first + b"x" * (3 * journal_files._BYTES_AT_ONCE + 7))
     JournalWriter(file, append=True).close()
     assert file.read_bytes() == first
@@ -98,7 +101,7 @@ def test_a_torn_line_longer_than_a_look_back_is_cut_off(file: Path) -> None:
 
 # -- bad lines ----------------------------------------------------------------------------------------------------
 
-STEP = json.loads(line_of(stepped(0, 1.0, fresh=((0, 0),), arrivals=(arrival(),))))
+STEP = json.loads(lines_of([stepped(0, 1.0, fresh=((0, 0),), arrivals=(arrival(),))]))
 del STEP["crc"]
 
 
@@ -111,8 +114,8 @@ BAD_LINES = {
     "{": "not JSON",
     '{"kind":"stepped"} {}': "not JSON",
     "\x00\x00": "not JSON",
-    "7": "not a JSON object",
-    "[]": "not a JSON object",
+    "7": "not JSON",
+    "[]": "not JSON",
     "[" * 200_000: "nested too deeply",
     '{"at_seconds":1}': "field 'kind' is missing",
     '{"kind":"stoped"}': "unknown kind of record 'stoped'; did you mean 'stepped'?",
@@ -132,7 +135,9 @@ BAD_LINES = {
     '{"kind":"evaluated","at_seconds":1.0,"round":0,"loss":"x","accuracy":1}': "loss must be a number, not",
     '{"kind":"evaluated","at_seconds":1.0,"round":0,"loss":1' + "0" * 400 + ',"accuracy":1}': "loss must be a number",
     '{"kind":"run_ended","at_seconds":1.0,"reason":"","rounds_done":1,"diverged":0}': "diverged must be true or false",
-    line_of(began()).decode().strip(): "run_began is only for the first line",
+    json.dumps(
+        {name: value for name, value in json.loads(lines_of([began()])).items() if name != "crc"}
+    ): "run_began is only for the first line",
     step_with(arrivals=7): "stepped: arrivals must be a list, not 7",
     step_with(arrivals=[[0, 0]]): "arrivals[0] must be a list of 11 values",
     step_with(arrivals=[[0, 0, 0, 5, 4, 0, 0, 0, 0, 0, 0]]): "between 1 and all blocks done, not 5 of 4",
@@ -148,9 +153,8 @@ BAD_LINES = {
 
 @pytest.mark.parametrize(("bad", "why"), BAD_LINES.items(), ids=range(len(BAD_LINES)))
 def test_a_bad_line_is_named_with_its_reason(file: Path, bad: str, why: str) -> None:
-    """In a journal of format 1, whose lines need no checksum."""
-    lines = [line_of(record) for record in (began(format=1), *RECORDS[1:])]
-    file.write_bytes(b"".join([*lines[:3], bad.encode() + b"\n", *lines[3:]]))
+    """Its checksum fits: whoever may write the file can also write that."""
+    file.write_bytes(with_line(RECORDS, 3, bad.encode()))
     with pytest.raises(JournalError) as caught:
         read_journal(file)
     said = str(caught.value)
@@ -165,7 +169,7 @@ def test_a_bad_line_is_named_with_its_reason(file: Path, bad: str, why: str) -> 
 )
 @given(data=st.data())
 def test_a_byte_turned_in_any_line_is_refused_with_its_line(file: Path, data: st.DataObject) -> None:
-    lines = [line_of(record) for record in RECORDS]
+    lines = lines_of(RECORDS).splitlines(keepends=True)
     number = data.draw(st.integers(0, len(lines) - 1))
     place = data.draw(st.integers(0, len(lines[number]) - 1))
     turned = data.draw(st.integers(0, 255).filter(lambda byte: byte != lines[number][place]))
@@ -176,58 +180,98 @@ def test_a_byte_turned_in_any_line_is_refused_with_its_line(file: Path, data: st
     assert str(caught.value).startswith(f"{file}:{number + 1}: ")
 
 
-@pytest.mark.parametrize("format", [1, 2])
-def test_every_bit_that_flips_in_a_line_with_a_checksum_is_noticed(format: int) -> None:
+def test_every_bit_that_flips_in_a_line_is_noticed() -> None:
     """Also in the field that holds the checksum, and in the journal's format."""
-    for record in (began(format=format), stepped(3, 1.5, arrivals=(arrival(),))):
-        line = line_of(record)[:-1]
+    for record in (began(), stepped(3, 1.5, arrivals=(arrival(),))):
+        line = lines_of([record], before=7)[:-1]
         for bit in range(8 * len(line)):
             flipped = bytearray(line)
             flipped[bit // 8] ^= 1 << bit % 8
             with pytest.raises(ValueError):
-                record_from(bytes(flipped))
+                record_from(bytes(flipped), before=7)
 
 
-def without_checksum(line: bytes) -> bytes:
-    return line[: line.rindex(b',"crc"')] + b"}\n"
-
-
-def test_a_line_without_a_checksum_is_only_for_journals_that_began_without(file: Path) -> None:
-    sealed = [line_of(record) for record in RECORDS]
-    for number in range(len(sealed)):
-        file.write_bytes(b"".join([*sealed[:number], without_checksum(sealed[number]), *sealed[number + 1 :]]))
+def test_a_line_without_a_checksum_is_refused(file: Path) -> None:
+    sealed = lines_of(RECORDS).splitlines(keepends=True)
+    for number, line in enumerate(sealed):
+        without = line[: line.rindex(b',"crc"')] + b"}\n"
+        file.write_bytes(b"".join([*sealed[:number], without, *sealed[number + 1 :]]))
         with pytest.raises(JournalError, match=rf"jsonl:{number + 1}: the line is not as it was written"):
             read_journal(file)
-    records = (began(format=1), *RECORDS[1:])
-    plain = [without_checksum(line_of(record)) for record in records]
-    file.write_bytes(b"".join(plain[:3]))
-    write(file, records[3:], append=True)
-    assert file.read_bytes() == b"".join(plain[:3] + sealed[3:]), "a run that went on has checksums from there on"
-    assert read_journal(file).records == records
+        file.write_bytes(b"".join([*sealed[:number], without]))
+        with pytest.raises(JournalError, match=r"cannot write the journal .* after its last line: the line is not"):
+            JournalWriter(file, append=True)
+
+
+def test_a_line_that_is_gone_doubled_or_moved_is_refused_with_the_line_where_it_shows(file: Path) -> None:
+    """Every line, to every place; only the end may be missing, as a kill leaves it."""
+    write(file, RECORDS[:3])
+    write(file, [*RECORDS[3:], Checkpointed(at_seconds=3.0, version=1)], append=True)  # by another writer
+    lines = file.read_bytes().splitlines(keepends=True)
+    whole = read_journal(file).records
+    for number in range(len(lines)):
+        rest = lines[:number] + lines[number + 1 :]
+        edits = [(rest, number)] if number < len(rest) else []
+        edits += [([*lines[:place], lines[number], *lines[place:]], place) for place in range(len(lines) + 1)]
+        edits += [
+            ([*rest[:place], lines[number], *rest[place:]], min(number, place))
+            for place in range(len(lines))
+            if place != number
+        ]
+        for edited, first in edits:
+            file.write_bytes(b"".join(edited))
+            shows = next(n for n, line in enumerate(edited) if n == len(lines) or line != lines[n])
+            assert shows >= first
+            with pytest.raises(JournalError, match=rf"jsonl:{shows + 1}: "):
+                read_journal(file)
+    file.write_bytes(b"".join(lines[:-1]))
+    assert read_journal(file).records == whole[:-1]
+
+
+def test_a_journal_that_is_followed_tells_of_an_edit_as_one_that_is_read(file: Path) -> None:
+    lines = lines_of(RECORDS).splitlines(keepends=True)
+    run = FollowedRun(file.parent)
+    for number in range(3):
+        file.write_bytes(b"".join(lines[: number + 1]))
+        run.look()
+    assert run.problems == []
+    with file.open("ab") as journal:
+        journal.write(lines[2])
+    run.look()
+    (problem,) = run.problems
+    assert problem.startswith("trace.jsonl:4: the line is not as it was written, or a line before it is missing")
+
+
+def with_line(records: list[JournalRecord], number: int, body: bytes) -> bytes:
+    """Return the lines of records with another one at a place, all with checksums that fit."""
+    head = lines_of(records[:number])
+    whole = checksum_of(head)
+    line = with_checksum(body[:-1] if body.endswith(b"}") else body, whole)
+    return head + line + lines_of(records[number:], checksum_of(line))
 
 
 def test_bytes_that_are_no_text_are_refused(file: Path) -> None:
-    file.write_bytes(line_of(began(format=1)) + b'{"kind":"\xff"}\n')
+    file.write_bytes(with_line([began()], 1, b'{"kind":"\xff"}'))
     with pytest.raises(JournalError, match=r"jsonl:2: not UTF-8 text \(byte 9\)"):
         read_journal(file)
 
 
 def test_a_journal_begins_with_its_run(file: Path) -> None:
-    file.write_bytes(line_of(RECORDS[1]) + line_of(began()))
+    file.write_bytes(lines_of([RECORDS[1], began()]))
     with pytest.raises(JournalError, match=r"jsonl:1: a journal begins with run_began"):
         read_journal(file)
 
 
 def test_another_format_is_refused_before_its_fields_are(file: Path) -> None:
-    file.write_text('{"kind":"run_began","format":3,"unheard_of":1}\n')
-    with pytest.raises(JournalError, match=r"jsonl:1: format 3 is not known \(known: 1 and 2\)"):
+    file.write_bytes(checked_line({"kind": "run_began", "format": 2, "unheard_of": 1}))
+    with pytest.raises(JournalError, match=r"jsonl:1: format 2 is not known \(known: 3\); read it with the paceline"):
         read_journal(file)
 
 
 @pytest.mark.parametrize("end", [b"\n", b""], ids=["whole", "torn"])
 def test_a_line_too_long_is_refused_without_being_read(file: Path, monkeypatch: pytest.MonkeyPatch, end: bytes) -> None:
     monkeypatch.setattr(journal_files, "LONGEST_LINE_BYTES", 1000)
-    file.write_bytes(line_of(began()) + b"x" * 1000 + end + b"x" * (not end))
+    file.write_bytes(lines_of([began()]) + b"x" * 1000 + end + b"x" * (not end))
     with pytest.raises(JournalError, match=r"jsonl:2: a line is at most 1,000 bytes"):
         read_journal(file)
 
@@ -319,8 +363,10 @@ def test_whatever_the_disk_does_the_file_holds_whole_lines_and_the_rest_is_count
         kept.insert(0, began())
     found = read_journal(file)
     assert not found.torn
-    assert found.records[: len(kept)] == tuple(kept)
-    assert len(found.records) + writer.lost == len(RECORDS) + len(room)
+    written = [record for record in found.records if not isinstance(record, RecordsLost)]
+    assert written[: len(kept)] == kept
+    assert len(written) + writer.lost == len(RECORDS) + len(room)
+    assert sum(record.records for record in found.records if isinstance(record, RecordsLost)) == writer.lost
     assert (writer.error is None) >= (0 not in room)
 
 
@@ -362,10 +408,11 @@ def test_a_disk_that_fills_up_and_is_freed(tiny_disk: Path) -> None:
         lost = writer.lost
         writer.write(RECORDS[-1])
     assert writer.lost == lost
-    assert read_journal(file).records == (*full.records, RECORDS[-1])
+    hole = RecordsLost(records=lost, reason="No space left on device")
+    assert read_journal(file).records == (*full.records, hole, RECORDS[-1])
 
 
-def test_whole_lines_that_have_changed_places_are_refused(file: Path) -> None:
+def test_steps_that_have_changed_places_are_refused_though_checksums_fit(file: Path) -> None:
     steps = [stepped(version, float(version)) for version in range(4)]
     back = Resumed(at_seconds=1.0, version=1, reason="")
     write(file, [began(), *steps, back, *steps[1:]])
@@ -383,7 +430,24 @@ def test_a_record_too_long_to_read_is_lost_and_said(file: Path, monkeypatch: pyt
     writer = write(file, [began(), long, RECORDS[-1]])
     assert writer.lost == 1
     assert "(at most 1,000)" in str(writer.error)
-    assert read_journal(file).records == (began(), RECORDS[-1])
+    began_record, hole, last = read_journal(file).records
+    assert (began_record, last) == (began(), RECORDS[-1])
+    assert isinstance(hole, RecordsLost)
+    size = len(lines_of([long]))
+    assert (hole.records, hole.reason) == (1, f"a record of {size:,} bytes (at most 1,000)")
+
+
+def test_a_hole_that_nothing_follows_is_said_when_the_file_is_closed(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real_write = os.write
+    with JournalWriter(file) as writer:
+        writer.write(began())
+        monkeypatch.setattr(journal_files.os, "write", lambda *_: (_ for _ in ()).throw(OSError(errno.EIO, "broken")))
+        for record in RECORDS[1:]:
+            writer.write(record)
+        monkeypatch.setattr(journal_files.os, "write", real_write)
+    assert read_journal(file).records == (began(), RecordsLost(records=len(RECORDS) - 1, reason="broken"))
 
 
 def test_a_beginning_that_was_lost_is_made_up_for(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -398,7 +462,7 @@ def test_a_beginning_that_was_lost_is_made_up_for(file: Path, monkeypatch: pytes
         monkeypatch.setattr(journal_files.os, "write", real_write)
         writer.write(RECORDS[-1])
     assert writer.lost == 1
-    assert read_journal(file).records == (began(), again, RECORDS[-1])
+    assert read_journal(file).records == (began(), again, RecordsLost(records=1, reason="broken"), RECORDS[-1])
 
 
 def test_after_closing_nothing_is_written(file: Path) -> None:

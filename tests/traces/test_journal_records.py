@@ -75,6 +75,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     **dict.fromkeys(("fresh", "late"), GRADIENTS),
     "format": st.just(journal.FORMAT),
     "diverged": st.booleans(),
+    "records": COUNTS.filter(bool),
     **dict.fromkeys(("recipe", "changes"), st.dictionaries(st.text(), PLAIN, max_size=3)),
     "dropped": DROPPED,
     "arrivals": st.lists(arrivals(), max_size=3).map(tuple),
@@ -212,7 +213,7 @@ BAD_RECORDS = [
         "worker must be a whole number",
     ),  # type: ignore[arg-type]
     (lambda: journal.WorkerLeft(at_seconds=0.0, worker=1, reason=None), "reason must be text, not None"),  # type: ignore[arg-type]
-    (lambda: began(format=3), "format 3 is not known (known: 1 and 2)"),
+    (lambda: began(format=2), "format 2 is not known (known: 3)"),
     (lambda: began(workers=0), "workers must be a whole number between 1 and 10000000, not 0"),
     (lambda: began(recipe={"out": object()}), "recipe must be of plain values"),
     (lambda: stepped(arrivals=(arrival(), arrival(blocks_done=5))), "arrivals[1] must have between 1 and all blocks"),

@@ -36,6 +36,7 @@ from paceline.live.state import (
     waited_for,
 )
 from paceline.live.tail import FileTail
+from paceline.traces.checked_lines import checksum_of
 from paceline.traces.journal import TRACE, record_from
 from paceline.traces.journal_files import LONGEST_LINE_BYTES, MOST_BYTES
 from paceline.traces.step_times import LONGEST_LINE_BYTES as LONGEST_TIMES_LINE
@@ -59,6 +60,7 @@ class _Journal:
     def __init__(self, path: Path) -> None:
         self.tail = FileTail(path, most_bytes=MOST_BYTES, longest_line_bytes=LONGEST_LINE_BYTES)
         self.state, self.lines, self.problem = JournalState(), 0, ""
+        self._checksum = 0  # of the last line
         self.left_bytes = self.size_bytes = self.read_bytes = 0
         self.exists = self.more = False
 
@@ -70,16 +72,15 @@ class _Journal:
         except (OSError, ValueError) as error:
             return self._note(f"cannot read {self.tail.path.name}: {_reason(error)}")
         if found.begun_anew:
-            self.state, self.lines, self.problem = JournalState(), 0, ""
+            self.state, self.lines, self.problem, self._checksum = JournalState(), 0, "", 0
         self.exists, self.left_bytes, self.size_bytes = found.exists, found.left_bytes, found.size_bytes
         self.more, self.read_bytes = found.more, sum(map(len, found.lines))
         for line in found.lines if not self.problem else ():
-            began = self.state.began
             try:
-                needs = began is not None and began.format > 1
-                self.state.take(record_from(line, needs_checksum=needs, with_arrivals=False))
+                self.state.take(record_from(line, self._checksum, with_arrivals=False))
             except ValueError as error:
                 return self._note(f"{self.tail.path.name}:{self.lines + 1}: {error}")
+            self._checksum = checksum_of(line)
             self.lines += 1
         return bool(found.lines) or found.begun_anew
 

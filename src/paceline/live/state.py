@@ -153,7 +153,7 @@ class JournalState:
     """The state of a run with a server, or with rounds on ranks: `take` its records one after the other.
 
     >>> state = JournalState()
-    >>> state.take(RunBegan(format=2, paceline="0.2.0", strategy="lgc", seed=0, workers=2, blocks=1,
+    >>> state.take(RunBegan(format=3, paceline="0.2.0", strategy="lgc", seed=0, workers=2, blocks=1,
     ...                     recipe={"rounds": 9}, signature="", codec="none"))
     >>> state.take(StepRecord(at_seconds=0.5, version=0, opened_seconds=0.0, fresh=((0, 0),), late=(), dropped=(),
     ...                       arrivals=(), fingerprint=0, sent_bytes=10, received_bytes=20))

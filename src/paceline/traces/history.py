@@ -57,7 +57,7 @@ def trace_of(journal: Journal) -> Trace:
     """Return the trace of a real run, also of one that was killed; it can be summarised and drawn like a simulated one.
 
     >>> from paceline.traces.journal import RunBegan
-    >>> began = RunBegan(format=1, paceline="0.1.0", strategy="full", seed=0, workers=1, blocks=1, recipe={},
+    >>> began = RunBegan(format=3, paceline="0.1.0", strategy="full", seed=0, workers=1, blocks=1, recipe={},
     ...                  signature="", codec="none")
     >>> arrival = Arrival(worker=0, version=0, draw=0, blocks_done=1, blocks=1, at_seconds=2.0, work_seconds=1.0,
     ...                   transfer_seconds=0.5, loss_mean=None, loss_variance=None, samples=8)
@@ -298,7 +298,7 @@ def recorded_delays(journal: Journal) -> tuple[tuple[float, ...], ...]:
     never measured the median of all.
 
     >>> from paceline.traces.journal import RunBegan
-    >>> began = RunBegan(format=1, paceline="0.1.0", strategy="full", seed=0, workers=2, blocks=4, recipe={},
+    >>> began = RunBegan(format=3, paceline="0.1.0", strategy="full", seed=0, workers=2, blocks=4, recipe={},
     ...                  signature="", codec="none")
     >>> half = Arrival(worker=0, version=0, draw=1, blocks_done=2, blocks=4, at_seconds=2.0, work_seconds=1.0,
     ...                transfer_seconds=0.5, loss_mean=None, loss_variance=None, samples=8)

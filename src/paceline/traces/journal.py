@@ -6,12 +6,13 @@ step, an `Arrived` record comes first, so that the order of records is the order
 
     RunBegan  WorkerJoined  WorkerJoined  StepRecord  Arrived  WorkerLeft  StepRecord  Checkpointed  ...  RunEnded
 
-A line holds all of its record and the checksum of itself (`traces.checked_lines`), and is read back as the same record:
+A line holds all of its record and a checksum that goes on from that of the line before (`traces.checked_lines`), and
+is read back as the same record; a line that was altered, taken out, doubled or moved is found:
 
     {"kind":"worker_left","at_seconds":9.5,"worker":2,"reason":"no sign of life for 5 s","crc":"31f7e729"}
 
-Journals of format 1 have no checksums; lines that this version appends to one have theirs. In a journal of format 2 a
-line without one is refused, also the first, so that no damage makes a journal look like one of format 1.
+What a full disk did not take is no such change: the chain goes on from the last line that is there, and `RecordsLost`
+stands where the records are missing, as soon as the disk takes lines again.
 
 Arrivals are by far the most numerous, so each is an array instead of an object, with times in whole microseconds:
 
@@ -31,7 +32,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -52,10 +53,9 @@ from paceline.decoding import (
 )
 from paceline.errors import PacelineError
 from paceline.lookup import unknown
-from paceline.traces.checked_lines import ALTERED, checked_line, claims_checksum, has_checksum
+from paceline.traces.checked_lines import ALTERED, checked_line, checksum_of, has_checksum
 
-FORMAT = 2  # of new journals; 1 is read, and has no checksums
-FORMATS = (1, FORMAT)
+FORMAT = 3
 TRACE = "trace.jsonl"  # in a run's folder
 MICRO = 1_000_000
 LATEST_MICROSECONDS = 2**53  # up to here a float tells microseconds apart
@@ -312,6 +312,18 @@ class Extended:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RecordsLost:
+    """So many records between the line before and the next one are not in the file, since the disk did not take them.
+
+    >>> RecordsLost(records=114, reason="No space left on device").records
+    114
+    """
+
+    records: Annotated[int, Between(1)]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunEnded:
     """The last record of a run that was not killed.
 
@@ -336,6 +348,7 @@ JournalRecord: TypeAlias = (
     | Checkpointed
     | Resumed
     | Extended
+    | RecordsLost
     | RunEnded
 )
 KINDS: dict[str, type[JournalRecord]] = {
@@ -349,6 +362,7 @@ KINDS: dict[str, type[JournalRecord]] = {
     "checkpointed": Checkpointed,
     "resumed": Resumed,
     "extended": Extended,
+    "records_lost": RecordsLost,
     "run_ended": RunEnded,
 }
 _LEFT_OUT: dict[type[JournalRecord], dict[str, Any]] = {  # fields that a line leaves out where they are these
@@ -363,8 +377,10 @@ _KIND_OF = {record: kind for kind, record in KINDS.items()}
 # -- lines --------------------------------------------------------------------------------------------------------
 
 
-def line_of(record: JournalRecord) -> bytes:
+def line_of(record: JournalRecord, before: int = 0) -> bytes:
     """Return the line of a record, with its line end; ValueError for a record that could not be read back.
+
+    `before` is the checksum of the line before; the first line has none.
 
     >>> line_of(Checkpointed(at_seconds=1.23456789, version=7))
     b'{"kind":"checkpointed","at_seconds":1.234568,"version":7,"crc":"1ca0b30e"}\\n'
@@ -386,31 +402,40 @@ def line_of(record: JournalRecord) -> bytes:
                 f"{kind}: {name} cannot be written: {error} ({name}={getattr(record, name)!r:.60})"
             ) from None
     _record(kind, written)
-    return checked_line({"kind": kind, **written})
+    return checked_line({"kind": kind, **written}, before)
 
 
-def record_from(line: bytes, *, needs_checksum: bool = False, with_arrivals: bool = True) -> JournalRecord:
+def lines_of(records: Iterable[JournalRecord], before: int = 0) -> bytes:
+    """Return the lines of records that follow each other.
+
+    >>> saved = Checkpointed(at_seconds=1.5, version=7)
+    >>> lines_of([saved, saved]) == line_of(saved) + line_of(saved, before=checksum_of(line_of(saved)))
+    True
+    """
+    lines = []
+    for record in records:
+        lines.append(line_of(record, before))
+        before = checksum_of(lines[-1])
+    return b"".join(lines)
+
+
+def record_from(line: bytes, before: int = 0, *, with_arrivals: bool = True) -> JournalRecord:
     """Return the record of a line; ValueError says in one sentence what is wrong with the line.
 
-    A checksum that is there is compared before anything is read; `needs_checksum` refuses a line that has none, and so
-    does the first line of a journal whose format has checksums. Without `with_arrivals` the record has none: they are
-    most of a line, and whoever follows a run has no use for them.
+    `before` is the checksum of the line before (`checksum_of`). The line's own is compared before anything is read.
+    Without `with_arrivals` the record has none: they are most of a line, and who follows a run has no use for them.
 
-    >>> record_from(b'{"kind":"checkpointed","at_seconds":1.5,"version":7}')
+    >>> line = line_of(Checkpointed(at_seconds=1.5, version=7), before=0x31F7E729)
+    >>> record_from(line, before=0x31F7E729)
     Checkpointed(at_seconds=1.5, version=7)
-    >>> record_from(b'{"kind":"checkpointed","at_seconds":1.5}')
+    >>> record_from(line)
     Traceback (most recent call last):
-    paceline.decoding.DecodingError: checkpointed: field 'version' is missing
-    >>> record_from(line_of(Checkpointed(at_seconds=1.5, version=7)).replace(b"7", b"6"))
-    Traceback (most recent call last):
-    paceline.decoding.DecodingError: the line is not as it was written (its checksum does not fit, or is missing): ...
+    paceline.decoding.DecodingError: the line is not as it was written, or a line before it is missing, stands twice ...
     """
-    checked = has_checksum(line)
-    if not checked and (needs_checksum or claims_checksum(line)):
+    if not has_checksum(line, before):
         raise DecodingError(ALTERED)
     found = parse_object(line)
-    if checked:
-        del found["crc"]
+    del found["crc"]
     if "kind" not in found:
         raise DecodingError("field 'kind' is missing")
     kind = found.pop("kind")
@@ -418,18 +443,14 @@ def record_from(line: bytes, *, needs_checksum: bool = False, with_arrivals: boo
         raise unknown("kind of record", kind if isinstance(kind, str) else type(kind).__name__, KINDS)
     if not with_arrivals and isinstance(found.get("arrivals"), list):
         found["arrivals"] = []
-    record = _record(kind, found)
-    if isinstance(record, RunBegan) and record.format > 1 and not checked:
-        raise DecodingError(ALTERED)
-    return record
+    return _record(kind, found)
 
 
 def _record(kind: str, values: dict[str, Any]) -> JournalRecord:
     # Asked first: of another format nobody knows which fields it has.
-    if kind == "run_began" and values.get("format", FORMAT) not in FORMATS:
-        known = " and ".join(map(str, FORMATS))
+    if kind == "run_began" and values.get("format", FORMAT) != FORMAT:
         raise DecodingError(
-            f"format {values['format']!r:.40} is not known (known: {known}); read it with the paceline that wrote it"
+            f"format {values['format']!r:.40} is not known (known: {FORMAT}); read it with the paceline that wrote it"
         )
     record: JournalRecord = decode(KINDS[kind], values, kind)
     return record

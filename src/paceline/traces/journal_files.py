@@ -1,8 +1,9 @@
 """The journal's file: a line per record, each given to the operating system before the run goes on.
 
 A server that is killed loses at most the line it was writing; that torn line is known by its missing line end, and is
-left out by the reader and cut off by the next writer. A full disk loses records, and counts them, but never ends a run
-and never leaves half a line between whole ones. A line that was altered is refused by its checksum.
+left out by the reader and cut off by the next writer. A full disk loses records, but never ends a run and never leaves
+half a line between whole ones; what was lost is counted, and said by a `RecordsLost` when the disk takes lines again.
+Each line's checksum goes on from that of the line before, also across restarts, so an altered file is refused.
 
 Where the file is gone from its path, deleted or moved with its folder, the next record writes it anew, whole: the file
 that is open still has every line.
@@ -20,17 +21,18 @@ from pathlib import Path
 from types import TracebackType
 
 from paceline.files import open_plain
-from paceline.traces.checked_lines import ALTERED, has_checksum
+from paceline.traces.checked_lines import ALTERED, checksum_of, has_checksum
 from paceline.traces.journal import (
     Checkpointed,
     Evaluated,
     Extended,
     JournalError,
     JournalRecord,
+    RecordsLost,
     Resumed,
     RunBegan,
     StepRecord,
-    line_of,
+    lines_of,
     record_from,
 )
 
@@ -60,7 +62,8 @@ class JournalWriter:
         self.error: str | None = None
         self.lost = self.rewritten = 0
         self._path = Path(path)
-        self._owed: list[bytes] = []
+        self._owed: list[JournalRecord] = []
+        self._unsaid, self._why = 0, ""  # records that are missing where the next line will be
         self._torn = False
         self._file = -1
         how = os.O_RDWR | os.O_CREAT | os.O_APPEND
@@ -70,13 +73,18 @@ class JournalWriter:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # two servers on one run would ruin both
             if not append and os.fstat(self._file).st_size:
                 raise FileExistsError(errno.EEXIST, "it holds a run")
+            self._checksum = 0
             self._end_bytes = _end_of_last_line(self._file)
             if self._end_bytes != os.fstat(self._file).st_size:
                 os.ftruncate(self._file, self._end_bytes)
+            self._checksum = _checksum_before(self._file, self._end_bytes)
         except OSError as error:
             self.close()
             why = "another process writes it" if isinstance(error, BlockingIOError) else error.strerror or error
             raise JournalError(f"cannot write the journal {path}: {why}") from error
+        except ValueError as error:
+            self.close()
+            raise JournalError(f"cannot write the journal {path} after its last line: {error}") from None
 
     @property
     def empty(self) -> bool:
@@ -90,22 +98,29 @@ class JournalWriter:
         """
         if self._file < 0:
             raise ValueError(f"the journal {self._path} is closed")
-        line = line_of(record)
         try:
-            self._mend()
-            self._put(b"".join([*self._owed, line]))
+            self._write_all([record])
         except OSError as error:
             self._note(error)
             self.lost += 1
             # Without these the rest of the file would say something else, so they go before the next record.
             if isinstance(record, RunBegan | Resumed | Extended):
-                self._owed.append(line)
+                self._owed.append(record)
+            else:
+                self._unsaid += 1
+                self._why = str(error.strerror or error)
             with suppress(OSError):
                 self._mend()
-        else:
-            self.lost -= len(self._owed)
-            self._owed = []
         self.stay()
+
+    def _write_all(self, records: Sequence[JournalRecord]) -> None:
+        """Write what is owed, what is to be said of a hole, and these records: all of it or nothing."""
+        hole = [RecordsLost(records=self._unsaid, reason=self._why)] if self._unsaid else []
+        lines = lines_of([*self._owed, *hole, *records], self._checksum)
+        self._mend()
+        self._put(lines)
+        self.lost -= len(self._owed)
+        self._owed, self._unsaid, self._checksum = [], 0, checksum_of(lines)
 
     def stay(self) -> None:
         """Write the journal anew if its file is gone from its path; JournalError if another file is there."""
@@ -160,8 +175,11 @@ class JournalWriter:
         self.error = self.error or f"cannot write the journal {self._path}: {error.strerror or error}"
 
     def close(self) -> None:
-        """Close the file; once more does no harm."""
+        """Close the file, with what is to be said of a hole, if the disk takes it; once more does no harm."""
         if self._file >= 0:
+            if self._unsaid:
+                with suppress(OSError):
+                    self._write_all([])
             file, self._file = self._file, -1
             try:
                 os.close(file)
@@ -195,6 +213,11 @@ def _end_of_last_line(file: int) -> int:
     return 0
 
 
+def _checksum_before(file: int, end: int) -> int:
+    """Return the checksum that the line which ends there has, 0 before the first; ValueError if it has none."""
+    return checksum_of(os.pread(file, min(end, 64), max(0, end - 64))) if end else 0
+
+
 @dataclass(frozen=True, slots=True)
 class Journal:
     """The whole records of a file; `torn` says that the last line was cut short and is not among them.
@@ -226,7 +249,7 @@ def read_journal(path: str | Path) -> Journal:
     >>> import tempfile
     >>> file = Path(tempfile.mkdtemp(), "trace.jsonl")
     >>> with JournalWriter(file) as writer:
-    ...     writer.write(RunBegan(format=2, paceline="0.1.0", strategy="full", seed=0, workers=1, blocks=1, recipe={},
+    ...     writer.write(RunBegan(format=3, paceline="0.1.0", strategy="full", seed=0, workers=1, blocks=1, recipe={},
     ...                           signature="", codec="none"))
     >>> _ = file.write_bytes(file.read_bytes() + b'{"kind":"step')
     >>> journal = read_journal(file)
@@ -234,7 +257,7 @@ def read_journal(path: str | Path) -> Journal:
     (1, True)
     """
     records: list[JournalRecord] = []
-    line, needs_checksum, version = b"\n", False, 0
+    line, checksum, version = b"\n", 0, 0
     try:
         with open_plain(path, most_bytes=MOST_BYTES) as lines:
             while line.endswith(b"\n") and (following := lines.readline(LONGEST_LINE_BYTES + 1)):
@@ -243,20 +266,19 @@ def read_journal(path: str | Path) -> Journal:
                     raise ValueError(f"a line is at most {LONGEST_LINE_BYTES:,} bytes")
                 if line.endswith(b"\n"):
                     first = not records
-                    record = record_from(line, needs_checksum=needs_checksum)
+                    record = record_from(line, checksum)
+                    checksum = checksum_of(line)
                     if isinstance(record, RunBegan) != first:
                         words = "a journal begins with run_began" if first else "run_began is only for the first line"
                         raise ValueError(words)
-                    if isinstance(record, RunBegan):
-                        needs_checksum = record.format > 1
-                    elif isinstance(record, Resumed):
+                    if isinstance(record, Resumed):
                         version = record.version
                     elif isinstance(record, StepRecord):
-                        if record.version < version:  # each line is whole, but they have changed places
+                        if record.version < version:
                             raise ValueError(f"step {record.version} comes after step {version - 1}")
                         version = record.version + 1
                     records.append(record)
-                elif has_checksum(line[:-1]):  # a line that a crash cut short has no byte after its checksum
+                elif has_checksum(line[:-1], checksum):  # a line that a crash cut short has no byte after its checksum
                     raise ValueError(ALTERED)
     except OSError as error:
         raise JournalError(f"cannot read the journal {path}: {error.strerror or error}") from error
