@@ -136,6 +136,24 @@ def test_gradients_that_overflow_are_dropped_and_rounds_of_all_ranks_go_on(trio)
     assert results[1]["dropped"] == {"it is not finite": 2}
 
 
+@pytest.mark.parametrize("saves", [False, True])
+@pytest.mark.parametrize(("kind", "bad"), [("full", [[1, 4]]), ("lgc", [[1, 0]]), ("full", [[0, 0], [0, 1], [2, 4]])])
+def test_a_rank_whose_gradient_is_dropped_at_a_flush_trains_on_in_every_round(trio, kind, bad, saves):
+    """`if sync.version % 4 == 0: sync.flush()`: version 4, or 0, is reached twice there; the others have gone on."""
+    results = trio.do("flushes_where_docs_say", kind=kind, bad=bad, every=4, rounds=10, saves=saves)
+    assert len({found["digest"] for found in results}) == 1
+    for rank, found in enumerate(results):
+        again = [draw for culprit, draw in bad if culprit == rank]
+        assert found["fresh"] == [[0, 1, 2]] * 10
+        assert sorted(set(found["trained"])) == list(range(10))
+        assert len(found["trained"]) == 10 + len(again)
+        assert found["dropped"] == ({"it is not finite": len(again)} if again else {})
+        if saves:
+            assert all(of == version for version, of in found["states"])
+        else:
+            assert [version for version, met in found["states"] if met] == [4, 8]
+
+
 # -- ranks that do not come --------------------------------------------------------------------------------------------
 
 

@@ -162,3 +162,27 @@ def does_not_deliver(culprit, flushing):
     if rank != culprit:
         tell_the_one_who_waits()
     return said
+
+
+def flushes_where_docs_say(kind, bad, every, rounds, saves):
+    """The loop that the docs print, with a flush or a state in it, and batches that are not finite.
+
+    `bad` are [rank, draw]. Return at which version each batch was computed, and of whom each round was.
+    """
+    rank, trained, states = dist.get_rank(), [], []
+    model, made, sync = setup(kind, **({} if kind == "full" else {"k": dist.get_world_size()}), record=True)
+    loader = [batch(number, rank) for number in range(rounds)]
+    with sync:
+        for inputs, targets in sync.epoch(loader):
+            trained.append(sync.version)
+            for x, y in sync.blocks(inputs, targets):
+                loss = F.cross_entropy(model(x), y)
+                (loss * float("nan") if [rank, sync.draws] in bad else loss).backward()
+            sync.step()
+            if sync.version % every == 0:
+                if saves:
+                    states.append([sync.version, sync.state_dict()["version"]])
+                else:
+                    states.append([sync.version, sync.flush()])
+    fresh = [sorted(share.worker for share in closed.step.fresh) for closed in sync.history]
+    return {"trained": trained, "fresh": fresh, "states": states, "digest": digest(model, made), **tally(sync)}

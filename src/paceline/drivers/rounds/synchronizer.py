@@ -246,15 +246,17 @@ class RoundSync(RankLifecycle):
         self.outcomes = Outcomes(ranks, self._place, strategy=f"{kind}@ranks")
         self.history: list[ClosedRound] = []
         self._record, self._on_round, self._on_flush = record, on_round, on_flush
-        self._batch, self._warned_of_blocks = OpenBatch(), False
+        self._batch, self._warned_of_blocks, self._stepping = OpenBatch(), False, False
         self._held_since, self._behind_seconds = time.perf_counter(), 0.0  # and how long the model had lain there
         self._source: BatchSource | None = None
         # Samplers, and the states of a checkpoint for those that are still to be made.
         self._samplers, self._sampler_states = list[TakenBatches](), list[dict[str, Any]]()
         self._epochs = self._epoch_ends = 0  # begun; the round after the last of the one that this rank is in, or 0
-        self._aligned = 0  # the last round at which all ranks have been, or will be
-        self._agreed_rounds = 0  # of an epoch of this loader
-        self._stepping = False
+        self._aligned = self._agreed_rounds = (
+            0  # the last round at which all are, or will be; and of this loader's epoch
+        )
+        self._met = (0, 0)  # where all ranks were at one place last: the version, and this rank's batches until then
+        self._saved: dict[str, Any] | None = None  # this rank's state there, as long as the version is the same
         self._hook = optimizer.register_step_pre_hook(self._refuse_step)
         IN_USE.add(optimizer)
         release_lock_often()
@@ -329,6 +331,7 @@ class RoundSync(RankLifecycle):
         if number < len(self._sampler_states):
             made.load_state_dict(self._sampler_states[number])
         self._samplers.append(made)
+        self._saved = None
         return made
 
     def epoch(self, loader: Iterable[Any], rounds: int | None = None) -> Iterator[Any]:
@@ -530,7 +533,7 @@ class RoundSync(RankLifecycle):
             torch.cuda.current_stream(self._tracked.device).wait_event(update.event)
         self._model.apply(update.vector)
         step, dropped = update.notice.step, update.notice.dropped
-        self.version = step.version + 1
+        self.version, self._saved = step.version + 1, None
         self._loop.exchange.applied(update)
         self.outcomes.add(step, dropped)
         self._k = len(step.fresh)
@@ -577,14 +580,29 @@ class RoundSync(RankLifecycle):
 
     # -- everybody at one place ------------------------------------------------------------------------------------
 
-    def flush(self) -> None:
+    def flush(self) -> bool:
         """Bring all ranks to the newest version: then they are equal to the bit. All of them must call it.
 
         Late gradients stay, for the next round. After it the script may use collectives of its own. In an epoch it is
         called at versions (`if sync.version % 100 == 0`). It ends at the same version on all ranks: a later one, if a
         rank that began its epoch late had passed that.
+
+        Return whether all ranks have met here. A rank whose batches since they last did were all dropped, as not
+        finite, is at the same version still, and the others have gone on: it is not held up, and False is returned.
         """
         self._check_alive()
+        if self._has_met_here:
+            return False
+        self._meet_others()
+        return True
+
+    @property
+    def _has_met_here(self) -> bool:
+        """Whether all ranks were at this version before the last batches of this one, which led to no other."""
+        version, draws = self._met
+        return self.version == version and self.draws > draws
+
+    def _meet_others(self) -> None:
         self._tracked.check()
         with self._guarded():
             self._start()
@@ -604,6 +622,7 @@ class RoundSync(RankLifecycle):
         if self.version != release.version:
             raise RoundsError(f"a flush ended at round {release.version}, and this rank is at {self.version}")
         self._aligned = max(self.version, self._epoch_ends)
+        self._met = (self.version, self.draws)
         self.outcomes.add_drops(release.dropped)
         arrivals = self._loop.next_arrivals()
         if self._on_flush is not None:
@@ -655,15 +674,19 @@ class RoundSync(RankLifecycle):
         """Return what this rank needs to go on later besides model, optimiser and scheduler; call it before theirs.
 
         All ranks must call it: it flushes first. It holds this rank's own fresh and late gradients, what its codec
-        remembers and holds back, and on the rank that decides the strategy's state.
+        remembers and holds back, and on the rank that decides the strategy's state. Where `flush` would not wait, it is
+        the state of this version that was taken when all ranks were here.
         """
-        if not self._ended:
-            self.flush()
-        elif self._failure is not None:
+        if self._failure is not None:
             raise RoundsError("rounds have ended with an error: they have no state") from self._failure
+        if self._ended:
+            return self._take_state()
+        if self._has_met_here and self._saved is not None:
+            return dict(self._saved)
+        self._meet_others()
         state = self._take_state()
-        if not self._ended:
-            self.flush()  # nobody goes on before all have taken theirs: a round that closed would be in some of them
+        self._meet_others()  # nobody goes on before all have taken theirs: a round that closed would be in some of them
+        self._saved = state
         return state
 
     def _take_state(self) -> dict[str, Any]:
@@ -716,6 +739,7 @@ class RoundSync(RankLifecycle):
             for sampler, kept in zip(self._samplers, self._sampler_states, strict=False):
                 sampler.load_state_dict(kept)
             self.version, self._aligned, self.draws = version, version, draws
+            self._met = (version, draws)
             self.outcomes.load_state_dict(state["outcomes"])
 
     def about(self) -> dict[str, str]:
@@ -737,6 +761,7 @@ class RoundSync(RankLifecycle):
         if not self._loop.started:
             self._tracked.check()
             self._model.take_buffers()  # the script may have loaded weights since the construction
+            self._saved = self._take_state()
             self._loop.start()
 
     @contextmanager
