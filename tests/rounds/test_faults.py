@@ -169,6 +169,18 @@ def test_a_rank_that_never_constructs_it_is_named_in_the_time_that_was_asked_for
         assert seconds < 1.0 + SOON_SECONDS
 
 
+@pytest.mark.parametrize("kind", ["lgc", "diloco"])
+def test_a_constructor_that_fails_on_one_rank_is_heard_by_all_and_leaves_nothing_behind(trio, kind):
+    results = trio.do("fails_in_the_constructor", culprit=1, kind=kind)
+    assert results[1][0] == "ZeroDivisionError: out of luck"
+    assert not results[1][2]
+    for rank in (0, 2):
+        said, seconds, _ = results[rank]
+        assert said.startswith("RankGoneError: "), said
+        assert "rank 1 has left: ZeroDivisionError: out of luck" in said
+        assert seconds < SOON_SECONDS
+
+
 @pytest.mark.parametrize("flushing", [False, True])
 def test_a_rank_that_is_alive_and_does_not_come_is_gone_for_the_others(trio, flushing):
     """The same error as in averaging, and as of a rank that is dead: a script that starts again catches one."""

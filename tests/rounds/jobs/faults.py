@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -186,3 +188,23 @@ def flushes_where_docs_say(kind, bad, every, rounds, saves):
                     states.append([sync.version, sync.flush()])
     fresh = [sorted(share.worker for share in closed.step.fresh) for closed in sync.history]
     return {"trained": trained, "fresh": fresh, "states": states, "digest": digest(model, made), **tally(sync)}
+
+
+def fails_in_the_constructor(culprit, kind):
+    """One rank's constructor fails when all have met; what all ranks say, how soon, and what threads are left there."""
+    rank, began = dist.get_rank(), time.monotonic()
+    last = {"lgc": "rounds.synchronizer.Outcomes", "diloco": "averaging.averager.AveragingLoop"}[kind]
+
+    def run():
+        with construct(kind, 30.0) as sync:
+            if kind == "lgc":
+                compute(sync, sync._watched, *batch(0, rank))
+                sync.step()
+            sync.flush()
+
+    if rank != culprit:
+        return [error_of(run), time.monotonic() - began, []]
+    with mock.patch(f"paceline.drivers.{last}", side_effect=ZeroDivisionError("out of luck")):
+        said = error_of(run)
+    left = [each.name for each in threading.enumerate() if each.name.startswith("paceline")]
+    return [said, time.monotonic() - began, left]

@@ -33,12 +33,11 @@ from paceline.codecs import Codec
 from paceline.decoding import Between, decode
 from paceline.distributed import check_limits
 from paceline.distributed.collectives import PendingCollective
-from paceline.distributed.stores import private_store
 from paceline.drivers.averaging.loop import AveragingLoop, MergedAverage, OnAverage
 from paceline.drivers.averaging.preparation import Prepared, check_state, prepare
 from paceline.drivers.averaging.transport import AveragingError
 from paceline.drivers.ranks.group import RankGroup
-from paceline.drivers.ranks.heartbeats import FailureDetector, Heartbeats
+from paceline.drivers.ranks.heartbeats import FailureDetector
 from paceline.drivers.ranks.lifecycle import RankLifecycle, reason_of
 from paceline.drivers.ranks.tracked_model import IN_USE, plain_optimizer
 from paceline.events import Asked, Happening, Standing, Stepped
@@ -111,37 +110,33 @@ class Averager(RankLifecycle):
         self._prepared, self._tracked, self.member = made, made.tracked, made.member
         self._optimizer, ranks, rank = optimizer, self._group.ranks, self._group.rank
         self._watched = model
-        try:
+        with self._constructing():
             name = self._group.agree(made.description() | {"plan": plan}, self._tracked.device)
             self._group.begin_equal(self._tracked.everything())
+            self._begin_heartbeats(name, silence_seconds)
             self._replica = made.replica(len(ranks), self._step_along)
             self._transport = made.transport(self._replica, self._group.group, seed)
-        except BaseException:
-            self._group.close(pending=False)
-            raise
-        self._state = AveragingState(self.member, len(ranks))
-        self._heartbeats = Heartbeats(private_store(name), ranks, rank, silence_seconds=silence_seconds)
-        self._loop = AveragingLoop(
-            self._state,
-            self._replica,
-            self._transport,
-            group=self._group,
-            heartbeats=self._heartbeats,
-            detector=FailureDetector(self._heartbeats, ranks, rank, timeout_seconds=timeout_seconds),
-            parameters=self._tracked.parameters,
-            on_average=self._averaged,
-            waiting=partial(in_phase, model, "wait"),
-        )
-        self.steps = self.merged_steps = 0
-        self.history: list[MergedAverage] = []
-        self._last: MergedAverage | None = None
-        self._record, self._on_average = record, on_average
-        self._along = False  # ssgd in a flush: the optimiser takes a step of the other ranks, so the hook skips it
-        hooked = optimizer.register_step_pre_hook if made.gradients else optimizer.register_step_post_hook
-        self._hook = hooked(self._on_step)
-        IN_USE.add(optimizer)
-        self._heartbeats.start()
-        atexit.register(self._abandon)
+            self._state = AveragingState(self.member, len(ranks))
+            self._loop = AveragingLoop(
+                self._state,
+                self._replica,
+                self._transport,
+                group=self._group,
+                heartbeats=self._heartbeats,
+                detector=FailureDetector(self._heartbeats, ranks, rank, timeout_seconds=timeout_seconds),
+                parameters=self._tracked.parameters,
+                on_average=self._averaged,
+                waiting=partial(in_phase, model, "wait"),
+            )
+            self.steps = self.merged_steps = 0
+            self.history: list[MergedAverage] = []
+            self._last: MergedAverage | None = None
+            self._record, self._on_average = record, on_average
+            self._along = False  # ssgd in a flush: the optimiser takes a step of the other ranks, so the hook skips it
+            hooked = optimizer.register_step_pre_hook if made.gradients else optimizer.register_step_post_hook
+            self._hook = hooked(self._on_step)
+            IN_USE.add(optimizer)
+            atexit.register(self._abandon)
 
     def __repr__(self) -> str:
         place = f"rank {self._group.rank}, {self._group.world} ranks"

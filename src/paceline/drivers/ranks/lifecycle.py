@@ -1,5 +1,6 @@
 """The life of something that ranks do together: it ends once, in good order or with its first error.
 
+constructor:          _constructing ── an error ──> the others hear of it, and nothing is left behind
 with ... as sync:     __exit__ ── no error ──> close: all ranks leave together
                                └─ an error ──> _fail keeps it, _end lets go of everything at once
 """
@@ -7,10 +8,15 @@ with ... as sync:     __exit__ ── no error ──> close: all ranks leave to
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import ClassVar, Self
 
 from paceline.distributed import first_line
+from paceline.distributed.stores import private_store
+from paceline.drivers.ranks.group import RankGroup
+from paceline.drivers.ranks.heartbeats import Heartbeats
 
 
 class RankLifecycle(ABC):
@@ -29,6 +35,8 @@ class RankLifecycle(ABC):
 
     has_ended: ClassVar[str]
     error_type: ClassVar[type[Exception]]
+    _group: RankGroup
+    _heartbeats: Heartbeats
 
     def __init__(self) -> None:
         self._ended = False
@@ -41,6 +49,23 @@ class RankLifecycle(ABC):
     @abstractmethod
     def _end(self) -> None:
         """Let go of threads, hooks and the group, once."""
+
+    @contextmanager
+    def _constructing(self) -> Iterator[None]:
+        """Where one rank's constructor fails when the ranks have met, tell the others why, and leave nothing behind."""
+        try:
+            yield
+        except BaseException as error:
+            if hasattr(self, "_heartbeats"):
+                self._heartbeats.stop(reason_of(error))
+            self._group.close(pending=False)
+            raise
+
+    def _begin_heartbeats(self, name: str, silence_seconds: float) -> None:
+        """Tell the others from now on that this rank lives, or why not; `name` is that of the ranks' work."""
+        group = self._group
+        self._heartbeats = Heartbeats(private_store(name), group.ranks, group.rank, silence_seconds=silence_seconds)
+        self._heartbeats.start()
 
     def __enter__(self) -> Self:
         return self

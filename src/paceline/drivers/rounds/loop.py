@@ -88,7 +88,8 @@ class Deadline:
 class RoundLoop:
     """The threads of one rank, and how its training thread waits for them; `name` is that of these rounds in the store.
 
-    `deciding` is the thread that decides, on one rank, and None on the others.
+    None of them runs before `start`, or the first report. `deciding` is the thread that decides, on one rank, and None
+    on the others.
     """
 
     def __init__(
@@ -96,13 +97,13 @@ class RoundLoop:
         model: RankModel,
         strategy: Strategy,
         group: RankGroup,
+        heartbeats: Heartbeats,
         name: str,
         *,
         round_sum: RoundSum,
         device: torch.device,
         most_behind: int,
         timeout_seconds: float,
-        silence_seconds: float,
     ) -> None:
         ranks, rank = group.ranks, group.rank
         self._group, self._timeout_seconds, self.started = group, timeout_seconds, False
@@ -119,7 +120,7 @@ class RoundLoop:
             ranks=ranks,
             while_waiting=lambda: self._check_others("an epoch"),
         )
-        self._heartbeats = Heartbeats(private_store(name), ranks, rank, silence_seconds=silence_seconds)
+        self._heartbeats = heartbeats
         self._detector = FailureDetector(self._heartbeats, ranks, rank, timeout_seconds=timeout_seconds, purpose=ROUNDS)
         self.exchange = Exchange(
             Mailbox(private_store(name, own_connection=True)),
@@ -140,7 +141,6 @@ class RoundLoop:
         if self.place == DECIDER:
             inbox = Mailbox(private_store(name, own_connection=True))
             self.deciding = DecidingThread(Decider(strategy, ranks), inbox, clock=self.seconds)
-        self._heartbeats.start()
 
     def seconds(self) -> float:
         """Return the seconds since the first round began, also those before a checkpoint."""

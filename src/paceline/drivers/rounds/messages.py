@@ -289,23 +289,27 @@ class Outbox:
     """Talks to a store on a thread of its own: a store that does not answer holds up this thread, and no training.
 
     The rank that keeps the store may be stopped, or its machine gone. Whatever is given to `send` is called in order;
-    the first error ends it, and goes to `failed`.
+    the first error ends it, and goes to `failed`. The thread begins with the first call.
     """
 
     def __init__(self, failed: Callable[[Exception], None]) -> None:
         self._failed = failed
         self._calls: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="paceline-reports", daemon=True)
-        self._thread.start()
+        self._started = False
 
     def send(self, call: Callable[[], object]) -> None:
         """Let the thread call this."""
         self._calls.put(call)
+        if not self._started:
+            self._started = True
+            self._thread.start()
 
     def close(self, seconds: float) -> None:
         """End the thread when all is sent; wait for it no longer than that."""
         self._calls.put(None)
-        self._thread.join(seconds)
+        if self._started:
+            self._thread.join(seconds)
 
     def _run(self) -> None:
         try:

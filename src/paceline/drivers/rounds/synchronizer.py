@@ -210,12 +210,13 @@ class RoundSync(RankLifecycle):
         self._schedulers, self._place = as_list(scheduler), ranks.index(rank)
         self._scheduled: dict[int, int | None] = {}  # of each scheduler: where it stood after its last step here
         tracked = self._tracked
-        try:
+        with self._constructing():
             description = {"model": tracked.description(), "strategy": describe(self.strategy)}
             travel = {CODEC: describe(self._codec), "plan": plan, SHARES: describe(self._sizes.shares)}
             self._name = name = self._group.agree(description | travel, tracked.device)
             check_k(self.strategy, self._group.world)
             self._group.begin_equal(tracked.everything())
+            self._begin_heartbeats(name, silence_seconds)
             self._model = RankModel(tracked.parameters, tracked.buffers, self._take_step, variances=tracked.variances)
             self._sum = make_round_sum(
                 self._codec,
@@ -226,41 +227,37 @@ class RoundSync(RankLifecycle):
                 plan=plan,
                 seed=seed,
             )
-        except BaseException:
-            self._group.close(pending=False)
-            raise
-        self._loop = RoundLoop(
-            self._model,
-            self.strategy,
-            self._group,
-            name,
-            round_sum=self._sum,
-            device=tracked.device,
-            most_behind=most_behind,
-            timeout_seconds=timeout_seconds,
-            silence_seconds=silence_seconds,
-        )
-        self.version = self.draws = 0
-        self._k, self._waited_seconds = 0, 0.0
-        kind = next(name for name, kind in STRATEGIES.items() if isinstance(self.strategy, kind))
-        self.outcomes = Outcomes(ranks, self._place, strategy=f"{kind}@ranks")
-        self.history: list[ClosedRound] = []
-        self._record, self._on_round, self._on_flush = record, on_round, on_flush
-        self._batch, self._warned_of_blocks, self._stepping = OpenBatch(), False, False
-        self._held_since, self._behind_seconds = time.perf_counter(), 0.0  # and how long the model had lain there
-        self._source: BatchSource | None = None
-        # Samplers, and the states of a checkpoint for those that are still to be made.
-        self._samplers, self._sampler_states = list[TakenBatches](), list[dict[str, Any]]()
-        self._epochs = self._epoch_ends = 0  # begun; the round after the last of the one that this rank is in, or 0
-        self._aligned = self._agreed_rounds = (
-            0  # the last round at which all are, or will be; and of this loader's epoch
-        )
-        self._met = (0, 0)  # where all ranks were at one place last: the version, and this rank's batches until then
-        self._saved: dict[str, Any] | None = None  # this rank's state there, as long as the version is the same
-        self._hook = optimizer.register_step_pre_hook(self._refuse_step)
-        IN_USE.add(optimizer)
-        release_lock_often()
-        atexit.register(self._abandon)
+            self._loop = RoundLoop(
+                self._model,
+                self.strategy,
+                self._group,
+                self._heartbeats,
+                name,
+                round_sum=self._sum,
+                device=tracked.device,
+                most_behind=most_behind,
+                timeout_seconds=timeout_seconds,
+            )
+            self.version = self.draws = 0
+            self._k, self._waited_seconds = 0, 0.0
+            kind = next(name for name, kind in STRATEGIES.items() if isinstance(self.strategy, kind))
+            self.outcomes = Outcomes(ranks, self._place, strategy=f"{kind}@ranks")
+            self.history: list[ClosedRound] = []
+            self._record, self._on_round, self._on_flush = record, on_round, on_flush
+            self._batch, self._warned_of_blocks, self._stepping = OpenBatch(), False, False
+            self._held_since, self._behind_seconds = time.perf_counter(), 0.0  # and how long the model had lain there
+            self._source: BatchSource | None = None
+            # Samplers, and the states of a checkpoint for those that are still to be made.
+            self._samplers, self._sampler_states = list[TakenBatches](), list[dict[str, Any]]()
+            self._epochs = self._epoch_ends = 0  # begun; the round after the last of the one that this rank is in, or 0
+            # The last round at which all are, or will be; how many rounds the epochs of this loader have; and where all
+            # ranks were at one place last: the version, and this rank's batches until then.
+            self._aligned, self._agreed_rounds, self._met = 0, 0, (0, 0)
+            self._saved: dict[str, Any] | None = None  # this rank's state there, as long as the version is the same
+            self._hook = optimizer.register_step_pre_hook(self._refuse_step)
+            IN_USE.add(optimizer)
+            release_lock_often()
+            atexit.register(self._abandon)
 
     def __repr__(self) -> str:
         place = f"rank {self._group.rank}, {self._group.world} ranks"
