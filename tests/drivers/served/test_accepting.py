@@ -8,18 +8,21 @@ import re
 import socket
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pytest
 import torch
 
 import paceline
 from paceline.drivers.served import server as module
+from paceline.drivers.served.coordinator import ReceivedGradient
 from paceline.drivers.served.handover import HandoverServer
 from paceline.drivers.served.keys import make_keys
 from paceline.drivers.served.messages import Sizes
 from paceline.drivers.served.run import open_run
 from paceline.drivers.served.settings import Limits, ServerSettings
 from tests.cluster.peers import closed_by_peer, connect
+from tests.drivers.served.test_messages import GRADIENT
 from tests.drivers.served.test_worker import batches, network, serving, work
 
 LIMITS = Limits(silence_seconds=5.0, gather_seconds=30.0, hello_seconds=1.0, farewell_seconds=0.5)
@@ -91,6 +94,15 @@ def test_those_that_tls_refuses_are_logged_at_a_bounded_rate_and_a_probe_of_the_
             work(worker, model, batches(100))
 
 
+def server_of(model, folder):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    settings = ServerSettings(
+        module=model, optimizer=optimizer, schedule=None, strategy=paceline.Full(), rounds=100, workers=1,
+        folder=folder / "run", limits=LIMITS,
+    )  # fmt: skip
+    return open_run(settings).server
+
+
 @pytest.mark.parametrize("kind", ["server", "handover"])
 def test_who_comes_in_the_moment_of_the_end_breaks_nothing(kind, tmp_path):
     """asyncio hands a connection to whoever waited for it, also when that task was cancelled a moment before."""
@@ -98,13 +110,8 @@ def test_who_comes_in_the_moment_of_the_end_breaks_nothing(kind, tmp_path):
 
     async def opened():
         if kind == "handover":
-            return HandoverServer(Sizes(most_payload_bytes=40, buffer_bytes=8), 48)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        settings = ServerSettings(
-            module=model, optimizer=optimizer, schedule=None, strategy=paceline.Full(), rounds=1, workers=1,
-            folder=tmp_path / "run", limits=LIMITS,
-        )  # fmt: skip
-        server = open_run(settings).server
+            return HandoverServer(Sizes(most_payload_bytes=40, buffer_bytes=8), 48, lambda task: None)
+        server = server_of(model, tmp_path)
         await server.open("127.0.0.1", 0)
         return server
 
@@ -124,6 +131,66 @@ def test_who_comes_in_the_moment_of_the_end_breaks_nothing(kind, tmp_path):
 
     asyncio.run(run())
     assert not failures
+
+
+def broken(*given):
+    raise RuntimeError("a bug")
+
+
+async def broken_later(*given):
+    broken()
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "bug"),
+    [
+        (module.Server, "_work", broken),  # in the loop that accepts
+        (module.Server, "_work", broken_later),  # in the task of the one that was accepted
+        (module.WorkerStream, "overdue", broken),  # in the check of deadlines
+        (HandoverServer, "_accept", broken_later),
+    ],
+    ids=["accept", "connection", "deadlines", "shared memory"],
+)
+def test_an_error_in_what_nobody_waits_for_ends_the_run_and_is_named(owner, name, bug, tmp_path, monkeypatch):
+    monkeypatch.setattr(owner, name, bug)
+    with serving(network(), tmp_path, limits=LIMITS) as (address, ended), connect(address):
+        deadline = time.monotonic() + 30
+        while not ended and time.monotonic() < deadline:
+            time.sleep(0.05)
+    (error,) = ended
+    assert isinstance(error, RuntimeError)
+    assert str(error) == "a bug"
+
+
+def test_a_stranger_whose_connection_cannot_be_opened_is_named_and_the_run_goes_on(tmp_path, monkeypatch, caplog):
+    served = network()
+    model = copy.deepcopy(served)
+    with serving(served, tmp_path, limits=LIMITS) as (address, ended):
+        with monkeypatch.context() as patched:
+            patched.setattr(module.Server, "_wire", broken_later)
+            with connect(address) as stranger:
+                until_closed([stranger])
+        with paceline.Worker(address, model) as worker:
+            work(worker, model, batches(100))
+    assert ended[0].finished
+    assert re.search(r"refused 127\.0\.0\.1:\d+: .*a bug", caplog.text)
+
+
+def test_a_worker_is_refused_for_stalls_in_a_row_and_one_gradient_begins_their_count_anew(tmp_path):
+    server = server_of(network(), tmp_path)
+    stream, stalled = module.WorkerStream(server, "a worker"), module.StreamEnd("return", "no progress", stalled=True)
+    stream.worker = server.coordinator.seats.take().worker
+    seat = module.Seat(worker=stream.worker, shard=0, first_draw=0)
+    server.coordinator.joined(seat, threads=1, host="here", now=0.0)
+    server._members[stream.worker] = stream
+    server._act(0.0)
+    for draw in range(3):
+        assert [server._stalled_again(stream.worker, stalled) for _ in range(2)] == [stalled, stalled]
+        message = replace(GRADIENT, version=draw, draw=draw, blocks_done=4, blocks=4, batch_samples=0)
+        server.arrived(stream, ReceivedGradient(worker=stream.worker, message=message, vector=torch.zeros(67)))
+        assert server.coordinator.train_state.version == draw + 1
+    ends = [server._stalled_again(stream.worker, stalled).what for _ in range(3)]
+    assert ends == ["return", "return", "refused"]
 
 
 def test_addresses_that_this_machine_lacks_are_left_out(monkeypatch):

@@ -136,7 +136,7 @@ def asked(ask):
     """What comes of `ask(invitation)` in a thread while a server of slots listens; whether slots were given."""
 
     async def run():
-        server = HandoverServer(SIZES, 48)
+        server = HandoverServer(SIZES, 48, lambda task: None)
         try:
             invitation, given_slots = server.invite()
             found = await asyncio.to_thread(ask, invitation)

@@ -337,6 +337,42 @@ def test_a_peer_that_goes_while_it_is_written_to_leaves_no_trace_of_python_in_th
     assert complaints == []
 
 
+@pytest.mark.parametrize("where", ["_write_queued", "_write_model"])
+def test_an_error_of_the_writer_ends_the_stream_and_the_run_with_it(where):
+    bug, failed = RuntimeError("a bug"), []
+
+    async def broken(wire):
+        raise bug
+
+    async def then(server, stream, far):
+        await settle()
+        server.fail = failed.append
+        setattr(stream, where, broken)
+        stream._enqueue(encode(Beat(progress=0)))
+        await settle()
+
+    end, _, _ = play(*JOINED, then=then)
+    assert failed == [bug]
+    assert (end.what, end.reason, end.refused) == ("return", "the server failed", False)
+
+
+def test_an_error_of_the_writer_is_heard_also_if_it_comes_with_the_last_words():
+    bug, failed = RuntimeError("a bug"), []
+
+    async def broken(wire):
+        raise bug
+
+    async def then(server, stream, far):
+        await settle()
+        server.fail = failed.append
+        stream._write_queued = broken
+        stream.end(StreamEnd("over", "all rounds are done"))
+
+    end, _, _ = play(*JOINED, close=False, then=then)
+    assert failed == [bug]
+    assert end.reason == "all rounds are done"
+
+
 @pytest.mark.parametrize("size", [0, 1, 8, 9, 20])
 def test_a_peer_that_goes_in_the_middle_of_a_message_is_lost_and_not_refused(size):
     end, server, _ = play(*JOINED, encode(WHOLE, bytes(48))[:size])

@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import html
 import queue
 import threading
 import time
@@ -14,7 +15,7 @@ from torch import nn
 
 import paceline
 from paceline.codecs import CODECS
-from paceline.drivers.served.connection import ServerUnreachableError
+from paceline.drivers.served.connection import ServerUnreachableError, WorkerRefused
 from paceline.drivers.served.messages import PROTOCOL, Welcome, encode, model_signature
 from paceline.drivers.served.settings import Limits
 from paceline.traces.journal import Refused, WorkerLeft
@@ -161,6 +162,36 @@ def test_a_worker_that_needs_a_hundred_rounds_for_a_batch_is_never_refused_and_i
     dropped = [each for record in records for each in getattr(record, "dropped", ()) if each.worker == 1]
     assert {each.reason for each in dropped} == {"it missed the round after its own too"}
     assert len({each.version for each in dropped}) >= 3
+
+
+def test_a_worker_whose_block_takes_longer_than_it_may_is_told_what_to_do_and_named_in_the_report(tmp_path):
+    served, model = network(), network()
+    limits = Limits(silence_seconds=5.0, gather_seconds=30.0, stall_seconds=0.5)
+    with serving(served, tmp_path, limits=limits, blocks=1) as (address, ended):
+
+        def stall(worker):
+            for inputs, targets in batches(6):
+                assert worker.running()
+                for x, y in worker.blocks(inputs, targets):
+                    deadline = time.monotonic() + DEADLINE_SECONDS
+                    while worker._connection.end is None and time.monotonic() < deadline:
+                        time.sleep(0.05)
+                    nn.functional.cross_entropy(model(x), y).backward()
+                assert not worker.send()
+
+        why = r"3 times in a row it got no further for 0\.5 s, .* raise server\.stall_seconds"
+        with paceline.Worker(address, model, wish=0) as worker, pytest.raises(WorkerRefused, match=why):
+            stall(worker)
+        model = network()
+        with paceline.Worker(address, model, wish=0) as other:
+            work(other, model, batches(100))
+    assert ended[0].finished
+    records = read_journal(tmp_path / "run" / "trace.jsonl").records
+    left = [record.reason for record in records if isinstance(record, WorkerLeft)]
+    assert left[:2] == 2 * ["no progress for 0.5 s (server.stall_seconds)"]
+    (refused,) = (record for record in records if isinstance(record, Refused))
+    assert (refused.worker, refused.reason) == (0, left[2])
+    assert refused.reason in html.unescape((tmp_path / "run" / "report.html").read_text())
 
 
 def test_a_run_is_not_resumed_with_another_codec(tmp_path):

@@ -25,7 +25,7 @@ import secrets
 import socket
 import struct
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -172,9 +172,9 @@ class GradientSlots:
 
 
 class HandoverServer:
-    """Gives the slots to workers that prove to be on this machine."""
+    """Gives the slots to workers that prove to be on this machine; `ended` is called with each task that has ended."""
 
-    def __init__(self, gradient_sizes: Sizes, model_bytes: int) -> None:
+    def __init__(self, gradient_sizes: Sizes, model_bytes: int, ended: Callable[[asyncio.Task[None]], None]) -> None:
         self._gradient_sizes = gradient_sizes
         self.models = [SharedMemory(model_bytes, read_only=True) for _ in range(SLOTS)]
         self._name = f"paceline-{secrets.token_hex(16)}"
@@ -188,7 +188,9 @@ class HandoverServer:
             self._listener.close()
             raise
         self._asking: set[asyncio.Task[None]] = set()
+        self._ended = ended
         self._accepting = asyncio.create_task(self._accept())
+        self._accepting.add_done_callback(self._ended)
 
     def invite(self) -> tuple[str, asyncio.Future[GradientSlots]]:
         """Return what a Welcome says, and the slots of the worker once it has asked for them."""
@@ -220,6 +222,7 @@ class HandoverServer:
             task = asyncio.create_task(self._answer(connection))
             self._asking.add(task)
             task.add_done_callback(self._asking.discard)
+            task.add_done_callback(self._ended)
 
     async def _answer(self, connection: socket.socket) -> None:
         loop = asyncio.get_running_loop()

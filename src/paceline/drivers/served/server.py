@@ -15,6 +15,7 @@ import logging
 import socket
 import ssl
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -53,6 +54,7 @@ LEAST_FREE = 2  # of the memories for gradients that wait for the next
 BACKLOG = 4096  # connections that wait to be accepted; the system may set a lower limit
 HANDSHAKE_PAUSE_SECONDS = 0.01
 MOST_CHANGES = 16  # that wait for one worker: one so far behind is better off with the whole
+MOST_STALLS = 3  # in a row, without one gradient: a worker cannot know by itself that nothing of it counts
 REFUSALS_AT_ONCE, REFUSALS_PER_SECOND = 200, 5.0
 
 
@@ -132,6 +134,7 @@ class Server:
         self._handshakes = (
             RefusalLimiter()
         )  # one of their own: strangers must not keep what members do wrong out of the log
+        self._stalls: Counter[int] = Counter()  # of workers, since their last gradients
         self._warned_of_nobody = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._listeners: list[socket.socket] = []
@@ -160,13 +163,15 @@ class Server:
         self._open_handover()
         accepting = [self._accept(listener, credentials) for listener in self._listeners]
         self._listening = [asyncio.create_task(work) for work in (self._check_deadlines(), *accepting)]
+        for task in self._listening:
+            task.add_done_callback(self.fail_with)
         return found
 
     def _open_handover(self) -> None:
         """Share memory with the workers on this machine, where the system can; models lie in it for all workers."""
         most = self.coordinator.train_state.outgoing.whole_bytes + self.sizes.buffer_bytes
         try:
-            self._handover = HandoverServer(self.sizes, most)
+            self._handover = HandoverServer(self.sizes, most, self.fail_with)
             self._outgoing = [memory.bytes for memory in self._handover.models]
         except (OSError, AttributeError):  # no Linux, or one that is too old
             self._outgoing = [torch.empty(most, dtype=torch.uint8) for _ in range(SLOTS)]
@@ -209,6 +214,7 @@ class Server:
             task = asyncio.create_task(self._work(connection, f"{address[0]}:{address[1]}", credentials))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(self.fail_with)
             # Strangers may come quicker than they are accepted, and a handshake keeps this loop busy for a millisecond:
             # those inside get their turn.
             await asyncio.sleep(0 if credentials is None else HANDSHAKE_PAUSE_SECONDS)
@@ -265,9 +271,17 @@ class Server:
 
     def fail(self, error: BaseException) -> None:
         """End a run that itself failed (an optimiser, a schedule): strategy and model may disagree from now on."""
+        if self._closing is not None:  # too late to end the run
+            log.error("the server failed as it closed: %s: %s", type(error).__name__, error)
         self.failure = self.failure or error
         self.coordinator.stop()
         self.changed()
+
+    def fail_with(self, task: asyncio.Task[None]) -> None:
+        """End the run if a task that nobody waits for has ended by an error: without it the server would be deaf."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self.fail(error)
 
     def _make_room(self) -> None:
         """Of too many streams without a worker, end the one that is silent longest: they must not keep a worker out."""
@@ -367,6 +381,7 @@ class Server:
         self._check_samples(message.batch_samples, member.asked_samples.get(message.version, 0))
         sent = member.sent_seconds(message.version, now)
         self.coordinator.gradient(received, now=now)
+        del self._stalls[received.worker]
         self._decode_seconds += received.decode_seconds
         stream.owes = member.owes
         if not received.finite:
@@ -565,13 +580,23 @@ class Server:
                 for stream in self._streams:
                     stream.extend_deadlines(busy)
             before = now
-            for stream in tuple(self._streams):
+            for stream in [stream for stream in self._streams if stream.ended is None]:
                 if (end := stream.overdue(now)) is not None:
+                    if end.stalled and stream.worker is not None:
+                        end = self._stalled_again(stream.worker, end)
                     stream.end(end)
-            try:
-                self._begin_if_patience_is_out(now)
-            except Exception as error:
-                self.fail(error)
+            self._begin_if_patience_is_out(now)
+
+    def _stalled_again(self, worker: int, end: StreamEnd) -> StreamEnd:
+        """Return how a stream ends whose worker got no further, and has not since its last gradient, or ever."""
+        self._stalls[worker] += 1
+        if self._stalls[worker] < MOST_STALLS:
+            return end
+        reason = (
+            f"{MOST_STALLS} times in a row it got no further for {self.limits.stall_seconds:g} s, and sent nothing: "
+            "if it needs longer for a block, give a batch more blocks or raise server.stall_seconds"
+        )
+        return StreamEnd("refused", reason, refused=True)
 
     @property
     def gathering_seconds_left(self) -> float:

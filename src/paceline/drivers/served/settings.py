@@ -18,6 +18,8 @@ from paceline.training.train_state import Schedule
 from paceline.training.training import Measurement, finite_or_none
 from paceline.workers.flat import FlatModel
 
+LEAST_SECONDS, MOST_SECONDS = 0.001, 10**9  # as messages can say them
+
 
 class Measure(Protocol):
     """Measures a copy of the model."""
@@ -91,7 +93,7 @@ class Limits:
 
     `silence`: a worker that says nothing for so long is gone. `stall`: so is a worker that has work and gets no further
     for so long. `gather`: how long the first round waits for all workers before it begins with those who came. `hello`
-    and `joining`: from opening a stream to the first message, and from there to being ready.
+    and `joining`: from opening a stream to the first message, and from there to being ready. No wait is infinite.
 
     >>> Limits(silence_seconds=3).beat_seconds
     1.0
@@ -107,9 +109,13 @@ class Limits:
     most_bad_gradients: int = 3
 
     def __post_init__(self) -> None:
-        for name in ("silence_seconds", "stall_seconds", "hello_seconds", "joining_seconds", "farewell_seconds"):
-            if getattr(self, name) <= 0:
-                raise ServeError(f"{name} must be more than 0 ({name}={getattr(self, name)})")
+        for each in dataclasses.fields(self):
+            value, is_count = getattr(self, each.name), each.name.startswith("most_")
+            least = 1 if is_count else 0.0 if each.name == "gather_seconds" else LEAST_SECONDS
+            most, noun = (MOST_NUMBER, "a whole number") if is_count else (MOST_SECONDS, "a number of seconds")
+            kind = isinstance(value, int if is_count else int | float) and not isinstance(value, bool)
+            if not (kind and least <= value <= most):  # NaN is in no range
+                raise ServeError(f"{each.name} must be {noun} between {least:g} and {most:,} ({each.name}={value!r})")
 
     @property
     def beat_seconds(self) -> float:

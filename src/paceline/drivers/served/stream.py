@@ -108,13 +108,15 @@ class StreamServer(Protocol):
 class StreamEnd(Exception):  # noqa: N818 - an end, not a fault
     """How a stream ends: what the worker is told to do (see `Goodbye`), why, and whether that counts as a refusal.
 
+    `stalled`: the worker was there, and had not got any further for `stall_seconds`.
+
     >>> StreamEnd("refused", "two Hellos").reason
     'two Hellos'
     """
 
-    def __init__(self, what: str, reason: str, *, refused: bool = False) -> None:
+    def __init__(self, what: str, reason: str, *, refused: bool = False, stalled: bool = False) -> None:
         super().__init__(reason)
-        self.what, self.reason, self.refused = what, reason, refused
+        self.what, self.reason, self.refused, self.stalled = what, reason, refused, stalled
 
 
 class WorkerStream:
@@ -208,7 +210,8 @@ class WorkerStream:
         if self._incoming is not None and wire.received_bytes - self._moved_bytes >= TRICKLE_BYTES:
             self._progressed(wire.heard)
         if self.owes and now - self._moved > limits.stall_seconds:
-            return StreamEnd("return", f"no progress for {limits.stall_seconds:g} s (server.stall_seconds)")
+            reason = f"no progress for {limits.stall_seconds:g} s (server.stall_seconds)"
+            return StreamEnd("return", reason, stalled=True)
         return None
 
     def extend_deadlines(self, seconds: float) -> None:
@@ -231,15 +234,19 @@ class WorkerStream:
         if self.ended is not None:  # in the moment between the handshake's end and now
             self._reading.cancel()
         writing = asyncio.create_task(self._write(wire))
-        # A peer may go while it is written to; the reader sees it too.
-        writing.add_done_callback(lambda task: task.cancelled() or task.exception())
         try:
+            await asyncio.wait({self._reading, writing}, return_when=asyncio.FIRST_COMPLETED)
+            failed = self._writer_failed(writing)
+            if failed:
+                self._reading.cancel()
             await asyncio.wait({self._reading})
             lost = StreamEnd("return", "its connection was lost")
             end = self.ended or (lost if self._reading.cancelled() else self._result(self._reading))
             self._goodbye = Goodbye(what=end.what, reason=" ".join(end.reason.split())[:1000])  # type: ignore[arg-type]
             self._wake.set()
             await asyncio.wait({writing}, timeout=self._server.limits.farewell_seconds)
+            if not failed:
+                self._writer_failed(writing)
             return end
         finally:
             self._reading.cancel()
@@ -260,6 +267,15 @@ class WorkerStream:
             return reading.result()
         self._server.fail(error)  # not the peer's fault: the run itself failed
         return StreamEnd("return", "the server failed")
+
+    def _writer_failed(self, writing: asyncio.Task[None]) -> bool:
+        """Whether the writer has ended with an error, which is the run's; a peer that is gone is seen by the reader."""
+        error = writing.exception() if writing.done() and not writing.cancelled() else None
+        if error is None or isinstance(error, WireClosed):
+            return False
+        self.ended = self.ended or StreamEnd("return", "the server failed")
+        self._server.fail(error)
+        return True
 
     async def _read(self, wire: Wire) -> StreamEnd:
         try:
