@@ -15,6 +15,9 @@ IEEE 754 rounds exactly: + - * / and shifts of the exponent, one numpy call each
 from __future__ import annotations
 
 import hashlib
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -53,6 +56,32 @@ def torch_generator(seed: int, *place: int | str) -> torch.Generator:
     import torch
 
     return torch.Generator().manual_seed(seed_for(seed, *place))
+
+
+@contextmanager
+def seeded(seed: int, *place: int | str) -> Iterator[None]:
+    """Let code that is not ours draw from torch's, numpy's and Python's generators, and leave these as they were.
+
+    Of torch's, the CPU's alone: `torch.manual_seed` would seed those of GPUs as well.
+
+    >>> with seeded(3, "model"):
+    ...     first = random.random(), np.random.rand()
+    >>> with seeded(3, "model"):
+    ...     print(first == (random.random(), np.random.rand()))
+    True
+    """
+    import torch
+
+    value, pythons, numpys = seed_for(seed, *place), random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(value)
+        random.seed(value)
+        np.random.seed(value % 2**32)
+        try:
+            yield
+        finally:
+            random.setstate(pythons)
+            np.random.set_state(numpys)
 
 
 def uniform(seed: int, *place: int | NDArray[np.integer]) -> NDArray[np.float64]:

@@ -21,6 +21,7 @@ import pytest
 import torch
 
 from paceline.codecs import BFloat16, Identity
+from paceline.data.sketch import sketch_of
 from paceline.drivers.served.messages import (
     KINDS,
     MOST_BODY_BYTES,
@@ -35,6 +36,8 @@ from paceline.drivers.served.messages import (
     Ready,
     encode,
 )
+from paceline.recipes import Recipe
+from paceline.recipes.assembly import load_data
 from paceline.traces.journal import Evaluated, Refused, RunBegan, StepRecord, WorkerLeft
 from paceline.traces.step_times import read_times, times_path
 from tests.cluster.harness import until
@@ -336,6 +339,13 @@ def test_a_gradient_of_long_ago_is_dropped_and_one_from_before_that_refused(clus
         assert peer.welcome.worker in cluster.alive
         peer.say(peer.gradient(version=first - 1, draw=peer.welcome.first_draw + 1), peer.zeros)
         assert peer.goodbye().what == "refused"
+
+
+def test_a_worker_is_told_which_data_the_server_has(cluster):
+    """Its own must fit: tests/cluster/test_same_data.py."""
+    with Peer(cluster.address) as peer:
+        theirs = peer.greet().data
+    assert theirs == json.loads(json.dumps(sketch_of(load_data(Recipe()))))
 
 
 # -- out of turn ----------------------------------------------------------------------------------------------------

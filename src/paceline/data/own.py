@@ -6,8 +6,8 @@
 
 Inputs have any shape: images, rows of a table, token ids. Targets are classes, sequences of them, or numbers. Tensors
 are used where they lie, so those of a memory-mapped file stay on the disk. A torch Dataset is read sample by sample
-when a batch is drawn, as a DataLoader would, and is never held in memory as a whole; what its transforms draw from
-torch's generator follows from the seed, so a run can be replayed.
+when a batch is drawn, as a DataLoader would, and is never held in memory as a whole; what its transforms draw from the
+generators of torch, numpy and Python follows from the seed, so a run can be replayed.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ import numpy as np
 import torch
 
 from paceline.data.reading import DatasetError
-from paceline.data.samples import MOST_LABELS, Dataset, Samples, labels_among
-from paceline.randomness import seed_for
+from paceline.data.samples import MOST_LABELS, Dataset, Samples, labels_among, spread
+from paceline.randomness import seeded
 from paceline.user_code import Offered, call, make
 
+MOST_READ = 16  # samples that are read to know some of the targets
 CHECKED = 100_000  # samples of tensors that are looked at before a run
 SHAPES = "(train, test), each a torch Dataset of (input, target) or a pair of tensors (inputs, targets)"
 
@@ -91,6 +92,12 @@ class ReadSamples(Samples):
             if torch.equal(_targets(listed)[some], self._read(some)[1]):
                 return _targets(listed)
         return torch.cat([targets for _, targets in self.parts(512)])
+
+    def some_targets(self, most: int) -> torch.Tensor:
+        listed = _listed_targets(self._source)
+        if listed is not None and len(listed) == len(self):
+            return _targets(listed)[spread(len(self), most)]
+        return self._read(spread(len(self), min(most, MOST_READ)).tolist())[1]
 
     @cached_property
     def labels(self) -> torch.Tensor | None:
@@ -176,8 +183,8 @@ class OwnDataset(Dataset):
 def load_own(name: str, *, directory: str = "", seed: int = 0) -> Dataset:
     """Return the data that a user's factory, named 'module:factory', gives.
 
-    The factory is given `directory` and `seed` if it takes them. What it draws from torch's generator follows from the
-    seed, so that a random split is the same in every process.
+    The factory is given `directory` and `seed` if it takes them. What it draws from the generators of torch, numpy and
+    Python follows from the seed, so that a random split is the same in every process.
     """
     with _drawing(seed):
         return dataset_of(make("data set", name, _offered(directory, seed)), name)
@@ -220,9 +227,8 @@ def _offered(directory: str, seed: int) -> Offered:
 
 @contextmanager
 def _drawing(seed: int) -> Iterator[None]:
-    """Let a user's code draw from torch's generator as the seed says, and leave the generator as it was."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed_for(seed, "own data"))
+    """Let a user's code draw as the seed says, and leave the generators as they were."""
+    with seeded(seed, "own data"):
         yield
 
 

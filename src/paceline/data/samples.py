@@ -65,6 +65,10 @@ class Samples:
         """The shape of one input."""
         return tuple(self.inputs.shape[1:])
 
+    def some_targets(self, most: int) -> torch.Tensor:
+        """Return the targets of at most so many samples, evenly among all; of those that must be read, of fewer."""
+        return self.targets[spread(len(self), most)]
+
     @cached_property
     def labels(self) -> torch.Tensor | None:
         """The class of each sample; None where targets are something else, such as numbers or sequences.
@@ -73,6 +77,16 @@ class Samples:
         True
         """
         return labels_among(self.targets)
+
+
+def spread(count: int, most: int) -> torch.Tensor:
+    """Return at most `most` of the numbers below `count`, evenly among them.
+
+    >>> spread(10, 4), spread(3, 4)
+    (tensor([0, 3, 6, 9]), tensor([0, 1, 2]))
+    """
+    some = min(count, most)
+    return torch.arange(some) * (count - 1) // max(1, some - 1)
 
 
 def labels_among(targets: torch.Tensor) -> torch.Tensor | None:

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from paceline import randomness
 from paceline.lookup import unknown
-from paceline.randomness import seed_for
 from paceline.user_code import Offered, call, is_code, make, name_of
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def build_model(
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Let a network draw its parameters as the seed says, and leave torch's generator as it was.
+    """Let a network draw its parameters as the seed says, and leave the generators as they were.
 
     >>> import torch
     >>> with seeded(3):
@@ -131,11 +131,7 @@ def seeded(seed: int) -> Iterator[None]:
     ...     print(bool((first.weight == torch.nn.Linear(2, 2).weight).all()))
     True
     """
-    import torch
-
-    # The CPU's generator alone is forked and seeded: torch.manual_seed would seed the GPUs' as well.
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed_for(seed, "model"))
+    with randomness.seeded(seed, "model"):
         yield
 
 

@@ -106,6 +106,7 @@ def make_served(
     if extension is not None:
         recipe = extension.of(recipe)
     refuse_without_server(recipe)
+    from paceline.data.sketch import sketch_of
     from paceline.drivers.served.settings import Limits, ServerSettings
     from paceline.optim import make_optimizer
     from paceline.training.training import MeasuredCopy, measure
@@ -136,6 +137,7 @@ def make_served(
         recipe=began,
         changes={} if extension is None else extension.changes,
         recipe_defaults=Recipe().to_document(),
+        data=sketch_of(training.dataset),
     )
 
 
@@ -258,6 +260,8 @@ def work_for(
     """Work for a server that serves a recipe, until training is over."""
     import torch
 
+    from paceline.data.reading import DatasetError
+    from paceline.data.sketch import data_difference, refusal, sketch_of
     from paceline.drivers.served.job import work
     from paceline.drivers.served.worker import Worker
     from paceline.traces.journal import MOST_THREADS
@@ -272,7 +276,10 @@ def work_for(
             return
         recipe = trusted_recipe(worker.welcome.recipe, options)
         refuse_pipeline(recipe.pipeline, "a pipeline has no server")
-        training = make_training(recipe, load_data(recipe, options.given), options.given)
+        dataset = load_data(recipe, options.given)
+        if different := data_difference(sketch_of(dataset), worker.welcome.data, there=f"on {SERVER}"):
+            raise DatasetError(refusal(dataset.name, different))
+        training = make_training(recipe, dataset, options.given)
         on_welcome(worker.number, recipe)
         worker.hold(training.module)
         worker.ready()

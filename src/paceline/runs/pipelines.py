@@ -21,7 +21,7 @@ from paceline.recipes.assembly import load_data, make_training, resolved
 from paceline.recipes.recipe import Recipe
 from paceline.recipes.sections import ClusterSection
 from paceline.runs.cluster import delay_of
-from paceline.runs.ranks import MEET_SECONDS, write_recipe
+from paceline.runs.ranks import MEET_SECONDS, agree_on_data, write_recipe
 from paceline.runs.simulation import Result
 from paceline.settings import SettingError
 from paceline.traces import summarise
@@ -133,6 +133,7 @@ def train_stage(
         torch_threads(threads),
         threads_for(size),
     ):
+        agree_on_data(training.dataset, gather)
         state = agreed_start(
             RankCheckpoints(folder, place.rank), gather, resume=resume, recipe=document, defaults=defaults
         )

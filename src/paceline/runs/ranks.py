@@ -41,6 +41,7 @@ from paceline.runs.simulation import Result, state_of
 from paceline.traces import summarise
 
 if TYPE_CHECKING:
+    from paceline.data import Dataset
     from paceline.distributed.stores import StoreGather
     from paceline.drivers.averaging.job import AveragingRun
     from paceline.drivers.ranks.launch import Place
@@ -108,6 +109,7 @@ def train_rank(
         torch_threads(threads),
         threads_for(size),
     ):
+        agree_on_data(training.dataset, ranks)
         state = agreed_start(
             RankCheckpoints(folder, place.rank), ranks, resume=resume, recipe=settings["recipe"], defaults=defaults
         )
@@ -120,6 +122,17 @@ def train_rank(
     if trace is None:
         return None
     return Result(summary=summarise(trace), trace=trace, parameters=parameters, state_dict=trained)
+
+
+def agree_on_data(dataset: Dataset, ranks: StoreGather) -> None:
+    """Raise DatasetError on all ranks where one has loaded other data than rank 0. All ranks must call it."""
+    from paceline.data.reading import DatasetError
+    from paceline.data.sketch import data_difference, refusal, sketch_of
+
+    first, *others = ranks.gather("say which data it has", sketch_of(dataset))
+    for rank, theirs in enumerate(others, start=1):
+        if different := data_difference(theirs, first, here=f"on rank {rank}", there="on rank 0"):
+            raise DatasetError(refusal(dataset.name, different))
 
 
 def _make_run(

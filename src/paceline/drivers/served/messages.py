@@ -1,4 +1,4 @@
-"""The protocol between server and workers, version 5: its messages, and how they are cut into frames.
+"""The protocol between server and workers, version 6: its messages, and how they are cut into frames.
 
 A message is one frame, and a vector is the body of one frame or of several:
 
@@ -32,7 +32,7 @@ import json
 import re
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, get_args
 
 import torch
@@ -43,7 +43,7 @@ from paceline.decoding import decode as decode_fields
 from paceline.errors import PacelineError
 from paceline.traces.journal import Loss, LossVariance, Threads
 
-PROTOCOL = 5
+PROTOCOL = 6
 MOST_HEADER_BYTES = 64 * 1024
 MOST_WELCOME_BYTES = 1024 * 1024
 MOST_BODY_BYTES = 4 * 1024 * 1024
@@ -90,6 +90,7 @@ class Welcome:
     `handover`: where a worker on the server's machine asks for shared memory, and with which token (`handover.py`).
     `tensors`: the model's, in words, so that a worker with another model can say what differs.
     `first_sample`: where its first batch begins, if workers have batches by their speed.
+    `data`: a sketch of the server's data (`paceline.data.sketch`), which the worker's must fit; empty for a script's.
     """
 
     KIND: ClassVar[int] = 2
@@ -106,6 +107,7 @@ class Welcome:
     tensors: tuple[Line, ...] = ()
     first_sample: Count = 0
     recipe: dict[str, Any]
+    data: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -358,6 +358,7 @@ class Server:
             handover=invitation,
             first_sample=seat.first_sample,
             recipe=self._settings.recipe_of_workers,
+            data=dict(self._settings.data),
         )
 
     def ready(self, stream: WorkerStream, ready: Ready) -> None:

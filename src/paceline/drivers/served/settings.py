@@ -128,7 +128,8 @@ class ServerSettings:
     """All that a served run is made of; `recipe` is that of its beginning, which journal and checkpoints hold.
 
     `rounds` may be others than the recipe's, and `changes` are the settings that were given again with them.
-    `recipe_defaults` are the values of settings that an older checkpoint's recipe lacks.
+    `recipe_defaults` are the values of settings that an older checkpoint's recipe lacks. `data` is a sketch of the data
+    (`paceline.data.sketch`) that workers compare with theirs; a script's server has none.
 
     >>> ServerSettings.__dataclass_fields__["codec"].default
     'identity'
@@ -152,6 +153,7 @@ class ServerSettings:
     recipe: Mapping[str, Any] = field(default_factory=dict)
     recipe_defaults: Mapping[str, Any] = field(default_factory=dict)
     changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         most = {"workers": MOST_NUMBER, "blocks": MOST_BLOCKS}

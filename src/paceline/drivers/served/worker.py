@@ -368,6 +368,8 @@ class Worker:
             # Batches, seed and delays are those of the recipe this worker began with.
             if self._welcome is not None and difference(self._welcome.recipe, connection.welcome.recipe):
                 raise WorkerRefused(f"the server at {self.address} runs another recipe now: start the worker anew")
+            if self._welcome is not None and self._welcome.data != connection.welcome.data:
+                raise WorkerRefused(f"the server at {self.address} has other data now: start the worker anew")
             self._codec: Codec = parse_codec(connection.welcome.codec)  # its memory begins empty with every connection
         except (ValueError, WorkerRefused):
             connection.close()
