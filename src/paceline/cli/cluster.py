@@ -240,7 +240,13 @@ def train_served(
         def greet(address: str) -> None:
             view.note(greeting.format(address=address, workers=recipe.cluster.workers))
 
-        trained = run(out=folder, resume=resume, on_open=greet, on_standing=view.show)
+        gone: cluster.WorkersEndedError | None = None
+        try:
+            trained = run(out=folder, resume=resume, on_open=greet, on_standing=view.show)
+        except cluster.WorkersEndedError as ended:
+            if ended.trained is None:
+                raise
+            gone, trained = ended, ended.trained
     assert trained.result is not None
     for error in dict.fromkeys(trained.outcome.errors):
         note(notes, f"error: {error}", style="red")
@@ -252,6 +258,9 @@ def train_served(
         note(notes, f"error: {error}", style="red")
     if not trained.outcome.finished:
         again = _command_to_resume(command, folder, recipe) + to_repeat
+        if gone is not None:
+            note(notes, f"the run is kept; once the reason below is mended, go on with: {again}")
+            raise gone
         note(notes, f"{trained.outcome.reason}; go on with: {again}")
         raise KeyboardInterrupt
     if not kept:

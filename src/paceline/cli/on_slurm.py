@@ -124,19 +124,13 @@ def _print_script(options: TrainOptions, overrides: dict[str, str], *, number: i
 
 def _serve(options: TrainOptions, overrides: dict[str, str], recipe: Recipe, job: Allocation) -> None:
     """Be the server of a job."""
-    from paceline.slurm.served import WorkersEndedError, train_on_workers
+    from paceline.slurm.served import train_on_workers
 
     listen = "" if options.listen == TrainOptions.listen else options.listen
     run = partial(train_on_workers, job=job, listen=listen)
     greeting = "server at {address}: waiting for {workers} workers"
     again = " " + " ".join(ON_SLURM)
-    try:
-        train_served(options, recipe, run, command="train", greeting=greeting, overrides=overrides, to_repeat=again)
-    except WorkersEndedError:
-        folder = options.resume or options.out
-        command = shlex.join(["paceline", "train", "--resume", folder, *names_to_give_again(recipe), *ON_SLURM])
-        note(Console(stderr=True), f"the run is kept; once the reason below is mended, go on with: {command}")
-        raise
+    train_served(options, recipe, run, command="train", greeting=greeting, overrides=overrides, to_repeat=again)
 
 
 def _launch(options: TrainOptions, overrides: dict[str, str], recipe: Recipe, job: Allocation, notes: Console) -> None:

@@ -31,9 +31,10 @@ from paceline.recipes.extension import Extension
 from paceline.recipes.recipe import Recipe
 from paceline.runs.cluster import OnStanding, Trained, extension_in, folder_to_train
 from paceline.runs.launch import launched_place
-from paceline.runs.pages import shown_log, write_pages
+from paceline.runs.pages import shown_log
 from paceline.runs.ranks import by_ranks
 from paceline.runs.simulation import give_notices
+from paceline.runs.training import leaving_pages
 from paceline.traces.run_folder import check_asked, removing_unused
 from paceline.traces.run_status import RunStatus, StatusLines, StatusLog
 
@@ -99,27 +100,26 @@ def train(
         logger.info("server at %s", address)
         on_open(address)
 
-    with shown_log():
-        trained = train_on_ray(
-            recipe,
-            address=address,
-            given=Given(data=data, model=model, loss=loss),
-            out=out,
-            resume=resume,
-            extension=extension,
-            demands=Demands(
-                cpus_per_worker=cpus_per_worker,
-                resources_per_worker=dict(resources_per_worker or {}),
-                server_cpus=server_cpus,
-                resources_seconds=resources_seconds,
-            ),
-            runtime_env=runtime_env,
-            on_open=opened,
-            on_standing=show,
+    with shown_log(), leaving_pages() as leave:
+        return leave(
+            train_on_ray(
+                recipe,
+                address=address,
+                given=Given(data=data, model=model, loss=loss),
+                out=out,
+                resume=resume,
+                extension=extension,
+                demands=Demands(
+                    cpus_per_worker=cpus_per_worker,
+                    resources_per_worker=dict(resources_per_worker or {}),
+                    server_cpus=server_cpus,
+                    resources_seconds=resources_seconds,
+                ),
+                runtime_env=runtime_env,
+                on_open=opened,
+                on_standing=show,
+            )
         )
-        if trained.result is not None:
-            write_pages(trained.result, trained.folder)
-    return trained
 
 
 def train_on_ray(

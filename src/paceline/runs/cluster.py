@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from paceline.data import DATASETS
+from paceline.errors import PacelineError
 from paceline.pipeline.settings import refuse_pipeline
+from paceline.quantities import counted
 from paceline.recipes.assembly import (
     NOTHING_GIVEN,
     Given,
@@ -33,7 +36,7 @@ from paceline.recipes.assembly import (
 from paceline.recipes.extension import Extension
 from paceline.recipes.recipe import Recipe
 from paceline.renaming import as_recorded
-from paceline.runs.forked_workers import ForkedWorkers
+from paceline.runs.forked_workers import ForkedWorkers, Reasons
 from paceline.runs.simulation import Result, give_notices, state_with
 from paceline.strategies import STRATEGIES
 from paceline.traces import summarise
@@ -49,7 +52,7 @@ if TYPE_CHECKING:
     from paceline.workers.paced import Delay
 
 OnStanding = Callable[["RunStatus"], None]
-LocalWorkers = subprocess.Popen[bytes] | ForkedWorkers
+WorkersProcess = subprocess.Popen[bytes] | ForkedWorkers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +94,19 @@ class Trained:
     outcome: RunOutcome
     result: Result | None
     folder: Path
+
+
+class WorkersEndedError(PacelineError, ChildProcessError):
+    """All workers that were started for a run have ended before it was over; `trained` is what it had come to.
+
+    >>> raise WorkersEndedError("all 4 workers have ended: worker 2: there is no my_models")
+    Traceback (most recent call last):
+    paceline.runs.cluster.WorkersEndedError: all 4 workers have ended: worker 2: there is no my_models
+    """
+
+    def __init__(self, reason: str, trained: Trained | None = None) -> None:
+        super().__init__(reason)
+        self.trained = trained
 
 
 def make_served(
@@ -178,11 +194,14 @@ def serve_recipe(
     on_open: Callable[[str], None] = lambda address: None,
     on_standing: OnStanding = lambda standing: None,
     reason_to_stop: Callable[[RunStatus], str | None] = lambda standing: None,
+    workers_gone: Callable[[], str | None] = lambda: None,
 ) -> Trained:
     """Serve a recipe until all rounds are done, or somebody stops it.
 
     `extension` is another total for a run that is resumed; without it, the one that its trace has. `on_ready` is called
-    with the data once nothing is left to refuse, before the server listens.
+    with the data once nothing is left to refuse, before the server listens. `workers_gone` tells why the workers that
+    were started for the run have all ended: where nobody else works, the run ends with a checkpoint, and
+    WorkersEndedError is raised.
     """
     from paceline.drivers.served.run import open_run
     from paceline.drivers.served.security import join_address, server_credentials
@@ -207,6 +226,13 @@ def serve_recipe(
         give_notices((recipe, None))
     on_ready(dataset)
     size = sum(parameter.numel() for parameter in served.module.parameters())
+    gone: list[str] = []
+
+    def why_stop(standing: RunStatus) -> str | None:
+        if not any(worker.alive for worker in standing.workers) and (why := workers_gone()) is not None:
+            gone.append(f"all {counted(recipe.cluster.workers, 'worker')} have ended: {why}")
+            return gone[0]
+        return reason_to_stop(standing)
 
     async def run() -> tuple[RunOutcome, Any]:
         opened = open_run(served, resume=resume)
@@ -215,7 +241,7 @@ def serve_recipe(
             credentials,
             on_open=lambda port: on_open(join_address(host, port)),
             on_standing=on_standing,
-            reason_to_stop=reason_to_stop,
+            reason_to_stop=why_stop,
         )
         return outcome, opened.coordinator.train_state.model
 
@@ -224,7 +250,10 @@ def serve_recipe(
     trace = trace_of(read_journal(out / TRACE))
     parameters, state = model.parameters, state_with(model.module, model.parameters)
     result = Result(summary=summarise(trace), trace=trace, parameters=parameters, state_dict=state)
-    return Trained(outcome=outcome, result=result, folder=out)
+    trained = Trained(outcome=outcome, result=result, folder=out)
+    if not outcome.finished and outcome.reason in gone:
+        raise WorkersEndedError(outcome.reason, trained)
+    return trained
 
 
 # -- a worker's side -----------------------------------------------------------------------------------------------
@@ -450,39 +479,65 @@ def check_loopback(endpoint: ServerEndpoint) -> None:
         raise ValueError(f"train is for this machine alone (listen={endpoint.listen}); `paceline serve` is for others")
 
 
-def start_workers(recipe: Recipe, numbers: Sequence[int], given: Given = NOTHING_GIVEN) -> LocalWorkers:
-    """Start workers on this machine, which wait for the address of the server (`send_address`).
+class LocalWorkers:
+    """Workers on this machine, which wait for the address of the server; those that are given objects are forked.
 
-    Those that are given objects are forked, and compute with one thread each, as all workers of one machine do.
+    They compute with one thread each, as all workers of one machine do.
     """
-    if given:
-        names = {option: _at(recipe, path) for option, path, _ in CODE}
-        named: dict[str, Any] = {option[2:]: name for option, name in names.items() if is_code(name)}
-        options = WorkerOptions(
-            **named, given=given, data_directory=recipe.data.directory, delay_file=recipe.delay.file, threads=1
-        )
-        return ForkedWorkers(numbers, lambda address, number: work_for(address, replace(options, wish=number)))
-    module, numbers_text = "paceline.runs.local_workers", ",".join(map(str, numbers))
-    arguments = [sys.executable, "-m", module, "--numbers", numbers_text, *names_to_give_again(recipe)]
-    # In a session of its own: a Ctrl-C in the terminal is for the server, which then says what happens to its workers.
-    return subprocess.Popen(arguments, stdin=subprocess.PIPE, start_new_session=True)
 
+    def __init__(self, recipe: Recipe, numbers: Sequence[int], given: Given = NOTHING_GIVEN) -> None:
+        self._reasons = Reasons()
+        writing = self._reasons.writing
+        self._process: WorkersProcess
+        if given:
+            named: dict[str, Any] = {option[2:]: _at(recipe, path) for option, path, _ in CODE}
+            options = WorkerOptions(
+                **{option: name for option, name in named.items() if is_code(name)},
+                given=given,
+                data_directory=recipe.data.directory,
+                delay_file=recipe.delay.file,
+                threads=1,
+            )
+            self._process = ForkedWorkers(
+                numbers, lambda address, number: work_for(address, replace(options, wish=number)), reasons=writing
+            )
+        else:
+            arguments = ["--numbers", ",".join(map(str, numbers)), "--reasons", str(writing)]
+            # In a session of its own: a Ctrl-C in the terminal is for the server, which says what becomes of workers.
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "paceline.runs.local_workers", *arguments, *names_to_give_again(recipe)],
+                stdin=subprocess.PIPE,
+                start_new_session=True,
+                pass_fds=[writing],
+            )
+        self._reasons.close_writing()
 
-def send_address(workers: LocalWorkers, address: str) -> None:
-    """Send waiting workers the address of the server."""
-    if workers.stdin is not None:
-        with suppress(BrokenPipeError):
-            workers.stdin.write(f"{address}\n".encode())
-            workers.stdin.close()
+    def send_address(self, address: str) -> None:
+        """Send waiting workers the address of the server."""
+        if self._process.stdin is not None:
+            with suppress(BrokenPipeError):
+                self._process.stdin.write(f"{address}\n".encode())
+                self._process.stdin.close()
 
+    @property
+    def why_gone(self) -> str | None:
+        """Why all workers have ended, in the words of the first that failed; None while one of them runs."""
+        code = self._process.poll()
+        if code is None:
+            return None
+        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
+        return self._reasons.first or f"their process ended {how}"
 
-def end_process(process: LocalWorkers, *, by_itself: bool, seconds: float = 5.0) -> None:
-    """Wait for a process if it ends by itself, else ask it to end, and at last kill it."""
-    if process.stdin is not None:
-        process.stdin.close()
-    for ask in (None if by_itself else process.terminate, process.terminate, process.kill):
-        if ask is not None:
-            ask()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(seconds)
-            return
+    def end(self, *, by_themselves: bool, seconds: float = 5.0) -> None:
+        """Wait for workers that end by themselves; others are asked to end, and at last killed."""
+        process = self._process
+        if process.stdin is not None:
+            with suppress(BrokenPipeError):
+                process.stdin.close()
+        for ask in (None if by_themselves else process.terminate, process.terminate, process.kill):
+            if ask is not None:
+                ask()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(seconds)
+                break
+        self._reasons.close()

@@ -26,6 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     parser = argparse.ArgumentParser()
     parser.add_argument("--numbers", required=True)
+    parser.add_argument("--reasons", type=int, help="an open file: where workers say why they failed")
     for name in ("--model", "--data", "--loss", "--data-directory", "--delay-file"):
         parser.add_argument(name, default="")
     given = parser.parse_args(arguments)
@@ -43,7 +44,8 @@ def main(arguments: list[str] | None = None) -> int:
     if not address:
         return 0  # whoever started us has gone
     numbers = [int(number) for number in given.numbers.split(",")]
-    failed = run_workers(numbers, lambda number: work_for(address, replace(options, wish=number)))
+    reasons = given.reasons
+    failed = run_workers(numbers, lambda number: work_for(address, replace(options, wish=number)), reasons=reasons)
     return 1 if failed else 0
 
 

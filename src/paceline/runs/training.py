@@ -8,7 +8,8 @@ report: runs/train/report.html
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,12 +25,10 @@ from paceline.runs.cluster import (
     OnStanding,
     ServerEndpoint,
     Trained,
+    WorkersEndedError,
     check_loopback,
-    end_process,
     folder_to_train,
-    send_address,
     serve_recipe,
-    start_workers,
 )
 from paceline.runs.launch import RanksToTrain, launched_place, train_ranks
 from paceline.runs.pages import shown_log, write_pages
@@ -86,6 +85,10 @@ def train(
         on_plan: Called with the plan of a pipeline, before it runs.
         log: Called with figures and the number of rounds as rounds are done (`paceline.loggers`).
         folder: The old name of `out`.
+
+    Raises:
+        KeyboardInterrupt: SIGINT or SIGTERM has stopped the run; its checkpoint and pages are written.
+        WorkersEndedError: All workers have ended before the run was over; it says why the first one did.
     """
     if not isinstance(recipe, Recipe):
         raise TypeError(f"train takes a Recipe, not a {type(recipe).__name__}; Recipe.load reads one from a file")
@@ -100,21 +103,48 @@ def train(
         figures.show(status)
         on_standing(status)
 
-    with shown_log():
-        trained = train_recipe(
-            recipe,
-            given=Given(data=data, model=model, loss=loss),
-            out=renamed("folder", folder, "out", out),
-            resume=resume,
-            extension=extension,
-            listen=listen,
-            on_open=opened,
-            on_standing=show,
-            on_plan=on_plan,
+    with shown_log(), leaving_pages() as leave:
+        return leave(
+            train_recipe(
+                recipe,
+                given=Given(data=data, model=model, loss=loss),
+                out=renamed("folder", folder, "out", out),
+                resume=resume,
+                extension=extension,
+                listen=listen,
+                on_open=opened,
+                on_standing=show,
+                on_plan=on_plan,
+            )
         )
+
+
+@contextmanager
+def leaving_pages() -> Iterator[Callable[[Trained], Trained]]:
+    """Write the pages of a run that is over, however it ended; one that a signal has stopped is a KeyboardInterrupt.
+
+    A script that goes on would take an unfinished run for a finished one.
+    """
+
+    def leave(trained: Trained) -> Trained:
         if trained.result is not None:
             write_pages(trained.result, trained.folder)
-    return trained
+        if not trained.outcome.finished:
+            raise KeyboardInterrupt(f"{trained.outcome.reason}; {how_to_go_on(trained)}")
+        return trained
+
+    try:
+        yield leave
+    except WorkersEndedError as error:
+        if error.trained is not None and error.trained.result is not None:
+            write_pages(error.trained.result, error.trained.folder)
+            error.add_note(how_to_go_on(error.trained))
+        raise
+
+
+def how_to_go_on(trained: Trained) -> str:
+    """Return what a script does to go on with a run that was stopped."""
+    return f"go on with the run with resume=True, out={str(trained.folder)!r}"
 
 
 def train_recipe(
@@ -173,10 +203,10 @@ def _train_served(
     def start(dataset: Dataset) -> None:
         objects = given.objects()
         inherited = replace(objects, data=dataset) if objects else objects  # loaded once for all that are forked
-        started.append(start_workers(recipe, range(recipe.cluster.workers), inherited))
+        started.append(LocalWorkers(recipe, range(recipe.cluster.workers), inherited))
 
     def opened(address: str) -> None:
-        send_address(started[0], address)
+        started[0].send_address(address)
         on_open(address)
 
     finished = False
@@ -191,16 +221,10 @@ def _train_served(
             on_ready=start,
             on_open=opened,
             on_standing=on_standing,
-            reason_to_stop=lambda standing: _all_gone(started[0], standing),
+            workers_gone=lambda: started[0].why_gone,
         )
         finished = trained.outcome.finished
         return trained
     finally:
         for workers in started:
-            end_process(workers, by_itself=finished)
-
-
-def _all_gone(workers: LocalWorkers, standing: RunStatus) -> str | None:
-    if workers.poll() is not None and not any(worker.alive for worker in standing.workers):
-        return "all workers of this machine have ended"
-    return None
+            workers.end(by_themselves=finished)

@@ -20,8 +20,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.errors import PacelineError
-from paceline.quantities import counted
 from paceline.recipes.extension import Extension
 from paceline.recipes.recipe import Recipe
 from paceline.runs.cluster import OnStanding, ServerEndpoint, Trained, names_to_give_again, serve_recipe
@@ -31,20 +29,10 @@ from paceline.slurm.steps import WORKERS_LOG, JobStep
 
 if TYPE_CHECKING:
     from paceline.data import Dataset
-    from paceline.traces.run_status import RunStatus
 
 WORKER = "paceline.slurm.worker"
 ANYWHERE = "0.0.0.0:0"
 PART_SECONDS = 30.0  # for workers that were told that it is over
-
-
-class WorkersEndedError(PacelineError, ChildProcessError):
-    """All workers of a job have ended before training was over.
-
-    >>> raise WorkersEndedError("all 4 workers have ended: worker 2: there is no my_models (on node3)")
-    Traceback (most recent call last):
-    paceline.slurm.served.WorkersEndedError: all 4 workers have ended: worker 2: there is no my_models (on node3)
-    """
 
 
 def train_on_workers(
@@ -86,19 +74,7 @@ def train_on_workers(
         started[0].send(json.dumps(about) + "\n")
         on_open(join_address(reached, port))
 
-    def all_gone(standing: RunStatus) -> str | None:
-        if not started[0].over or any(worker.alive for worker in standing.workers):
-            return None
-        return f"all {counted(workers, 'worker')} have ended: {started[0].reason}"
-
     finished = False
-    gone: list[str] = []
-
-    def reason_to_stop(standing: RunStatus) -> str | None:
-        if (reason := all_gone(standing)) is not None:
-            gone.append(reason)
-        return reason
-
     try:
         trained = serve_recipe(
             recipe,
@@ -109,11 +85,9 @@ def train_on_workers(
             on_ready=start,
             on_open=opened,
             on_standing=on_standing,
-            reason_to_stop=reason_to_stop,
+            workers_gone=lambda: started[0].reason if started[0].over else None,
         )
         finished = trained.outcome.finished
-        if not finished and trained.outcome.reason in gone:
-            raise WorkersEndedError(trained.outcome.reason)
         return trained
     finally:
         for step in started:
