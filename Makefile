@@ -34,7 +34,7 @@ INTEGRATIONS := .venv-integrations
 FRAMEWORKS := huggingface lightning ray
 test-integrations: setup-integrations
 	@PACELINE_TESTS_INTEGRATIONS=1 $(INTEGRATIONS)/bin/python -m pytest -n auto --dist loadgroup \
-	  $(or $(ARGS),tests/integrations $(FRAMEWORKS:%=src/paceline/%))
+	  $(or $(ARGS),tests/integrations tests/data/test_stateful_loader.py $(FRAMEWORKS:%=src/paceline/%))
 
 setup-integrations: $(INTEGRATIONS)/.ready
 

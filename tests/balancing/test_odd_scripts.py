@@ -140,20 +140,22 @@ def test_a_sampler_that_draws_another_order_does_not_go_on_in_mid_epoch():
         next(iter(sampler))
 
 
-def test_a_rest_of_one_is_refused_for_batch_norm_also_where_it_comes_by_resuming():
-    network = nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2))
-    _, balance = one(batch_size=20, model=network)
+@pytest.mark.parametrize(("first_batch", "second_batch", "sizes"), [(20, 19, [20]), (38, 38, [2]), (39, 19, None)])
+def test_a_rest_that_comes_by_resuming_has_no_batch_of_one_for_batch_norm(first_batch, second_batch, sizes):
+    first = nn.Linear(4, 2)
+    _, balance = one(batch_size=first_batch, model=first)
     sampler = balance.sampler(DATA)
     for inputs, targets, _ in DataLoader(DATA, batch_sampler=sampler):
-        cross_entropy(network(inputs), targets).backward()
+        cross_entropy(first(inputs), targets).backward()
         break
-    state = sampler.state_dict()
-    balance.close()
-    _, balance = one(batch_size=19, model=network)  # 20 = 19 + 1 are left
+    _, balance = one(batch_size=second_batch, model=nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)))
     resumed = balance.sampler(DATA)
-    resumed.load_state_dict(state)
-    with pytest.raises(ValueError, match="has 1 samples, and a rank needs 2"):
-        iter(resumed)
+    resumed.load_state_dict(sampler.state_dict())
+    if sizes is None:  # only one sample is left at all
+        with pytest.raises(ValueError, match="has 1 samples, and a rank needs 2"):
+            iter(resumed)
+    else:
+        assert [len(batch) for batch in resumed] == sizes
 
 
 def test_nothing_to_weigh_is_refused_with_one_rank_too():

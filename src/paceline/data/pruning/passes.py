@@ -134,7 +134,7 @@ class AbandonedPasses:
             warnings.warn(
                 f"{observed}: it is begun again, and what was observed in it is forgotten; call observe() for every "
                 "batch, or end_epoch() to end an epoch early",
-                stacklevel=4,
+                stacklevel=5,
             )
 
     def _refuse_second(self, passes: int, observed: str) -> None:

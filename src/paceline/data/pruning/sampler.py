@@ -39,6 +39,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
+from paceline.data.drawn import DrawnBatches
 from paceline.data.pruning import EPOCHS_STARTING_POINT, EPOCHS_WINDOW, window_refusal
 from paceline.data.pruning.epoch import (
     DAMAGED,
@@ -179,7 +180,19 @@ class PrunedBatches(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         self._finished = None  # now, and not with the first batch: a loop may ask for the length before it
-        return self._batches()
+        return DrawnBatches(self._batches, self.refuse_to_be_saved_ahead, lambda state: None)
+
+    def refuse_to_be_saved_ahead(self) -> dict[str, Any]:
+        """Refuse a loader that asks where a pass stands while losses of batches that were drawn are not known."""
+        if self._pass is not None and self._pass.handed_out > self._pass.observed:
+            kind = type(self).__name__
+            raise PruningError(
+                f"a loader asks where {kind} stands, and {self._pass.handed_out - self._pass.observed} batches that it "
+                "has drawn are not observed: it would go on without their losses. A StatefulDataLoader that fetches "
+                "ahead asks so. Give it num_workers=0, or take torch.utils.data.DataLoader, and save "
+                f"{kind}.state_dict() yourself, which is exact however far a loader has fetched"
+            )
+        return {}
 
     def _batches(self) -> Iterator[list[int]]:
         prepared, batches = self._begin()

@@ -22,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Sampler
 
+from paceline.data.drawn import DrawnBatches
 from paceline.data.pruning.policy import count_steps
 from paceline.data.pruning.sampler import PrunedBatches
 from paceline.decoding import Count, decode
@@ -103,6 +104,9 @@ class BalancedBatches(Sampler[list[int]]):
         return count_steps(samples, balance.batch_size, drop_last=self._drop_last, joined=balance.least - 1)
 
     def __iter__(self) -> Iterator[list[int]]:
+        return DrawnBatches(self._begin, self._drawn_state, self.load_state_dict)
+
+    def _begin(self) -> BatchPass:
         self._settle()
         if self._done_samples and not self._steps(self.samples - self._done_samples):  # less than a batch is left
             self._epoch, self._done_samples = self._epoch + 1, 0
@@ -162,10 +166,17 @@ class BalancedBatches(Sampler[list[int]]):
 
         It can be loaded with any number of ranks, and with another batch size.
         """
+        return self._state_after(0 if self._pass is None else self._pass.done)
+
+    def _drawn_state(self) -> dict[str, Any]:
+        """Return where this epoch stands after the last batch that a loader has drawn."""
+        return self._state_after(0 if self._pass is None else self._pass.handed_out)
+
+    def _state_after(self, steps: int) -> dict[str, Any]:
         epoch, done = self._epoch, self._done_samples
         if self._pass is not None:
-            done = min(self.samples, self._pass_began_at + self._pass.done * self._balance.batch_size)
-            if self._pass.done >= self._pass.steps:
+            done = min(self.samples, self._pass_began_at + steps * self._balance.batch_size)
+            if steps >= self._pass.steps:
                 epoch, done = epoch + 1, 0
         return {
             "epoch": epoch,
@@ -231,7 +242,18 @@ class BalancedPruning(Sampler[list[int]]):
         self._last.dealt = dealt = self._balance.deal((number, step), samples)
         return (dealt.first, dealt.first + dealt.samples) if dealt.samples else (samples, samples + self._balance.least)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the pruning sampler's state."""
+        return self._pruning.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state of the pruning sampler."""
+        self._pruning.load_state_dict(state)
+
     def __iter__(self) -> Iterator[list[int]]:
+        return DrawnBatches(self._begin, self._pruning.refuse_to_be_saved_ahead, lambda state: None)
+
+    def _begin(self) -> BatchPass:
         self._pass = None
         batches: Iterator[list[int]] = iter(self._pruning)
 

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch.utils.data import Sampler
 
+from paceline.data.drawn import DrawnBatches
 from paceline.decoding import Count, decode
 from paceline.randomness import torch_generator
 
@@ -90,6 +91,15 @@ class TakenBatches(Sampler[list[int]]):
         return -(-self.samples // self._whole)
 
     def __iter__(self) -> Iterator[list[int]]:
+        return DrawnBatches(self._batches, self._refuse_to_be_saved, lambda state: None)
+
+    def _refuse_to_be_saved(self) -> dict[str, Any]:
+        raise ValueError(
+            "a loader (torchdata's StatefulDataLoader) asks where sync.sampler() stands, and its place is part of "
+            "sync.state_dict(): the batches that all ranks have taken are. Take torch.utils.data.DataLoader"
+        )
+
+    def _batches(self) -> Iterator[list[int]]:
         epoch, handed_out = self._epoch, bool(self._again)
         while self._again:
             yield self._batch(*self._again.popleft())
