@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections import Counter, defaultdict
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -209,6 +211,50 @@ def test_a_worker_that_begins_with_an_old_model_has_the_newest_on_its_way(strate
     for _ in cluster.run(40):
         pass
     assert behind, "the cluster of this test must be slow enough for it to happen"
+
+
+@pytest.mark.parametrize("late_work", ["partial", "complete"])
+@pytest.mark.parametrize("strategy", STRATEGIES_TO_DRIVE, ids=str)
+def test_the_oldest_version_is_that_of_all_tasks_and_of_what_workers_hold_or_are_about_to(strategy, late_work):
+    cluster, told = make(strategy, workers=5, late_work=late_work, **CLUSTERS[-1]), []
+
+    def take(taken, oldest_version):
+        found = {version for _, version in cluster._tasks}
+        for state in cluster._workers:
+            found.update({state.held_version, state.version_on_the_wire} - {-1, None})
+        told.append(oldest_version)
+        assert oldest_version == min(found)
+
+    cluster._trainer = SimpleNamespace(
+        take=take, up_bytes=lambda task: 8, down_bytes=lambda *versions: 8, round_traffic=cluster._trainer.round_traffic
+    )
+    assert len(list(cluster.run(60))) == len(told) == 60
+    assert max(told) > 0
+
+
+def test_a_step_of_async_does_as_much_with_many_workers_as_with_few():
+    """In lines of Python that are carried out: nothing in it goes through all workers, or all tasks."""
+    assert lines_of_steps(workers=160) < 1.1 * lines_of_steps(workers=10)
+
+
+def lines_of_steps(workers):
+    lines, running = 0, make(Async(), workers=workers, delays=ShiftedExponential()).run(1000)
+
+    def trace(frame, event, argument):
+        nonlocal lines
+        lines += event == "line"
+        return trace
+
+    for _ in range(800):
+        next(running)
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        for _ in range(100):
+            next(running)
+    finally:
+        sys.settrace(before)
+    return lines
 
 
 @pytest.mark.parametrize("late_work", ["partial", "complete"])

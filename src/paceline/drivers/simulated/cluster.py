@@ -358,12 +358,27 @@ class _Worker:
     version_on_the_wire: int | None = None  # one model at a time is on its way; then the newest follows
     delivery_seconds: float = 0.0
 
-    @property
-    def versions_to_begin(self) -> list[int]:
-        """The versions that it may begin on next: the one it holds and has not begun, and the one on its way."""
-        has_begun = self.task is not None and self.task.version == self.held_version
-        versions = [-1 if has_begun else self.held_version, self.version_on_the_wire]
-        return [version for version in versions if version is not None and version >= 0]
+
+class _VersionsInUse:
+    """How often each version is held, on its way, or computed at. The oldest of them never goes back."""
+
+    def __init__(self) -> None:
+        self._uses: dict[int, int] = {}
+        self._oldest = 0
+
+    def add(self, version: int) -> None:
+        self._uses[version] = self._uses.get(version, 0) + 1
+
+    def remove(self, version: int) -> None:
+        self._uses[version] -= 1
+        if not self._uses[version]:
+            del self._uses[version]
+
+    def oldest(self, newest: int) -> int:
+        """Return the oldest version in use; the newest if there is none."""
+        while self._oldest < newest and self._oldest not in self._uses:
+            self._oldest += 1
+        return self._oldest
 
 
 def _seconds_of_batches(setup: Setup) -> Callable[[float, int], float]:
@@ -408,6 +423,7 @@ class Cluster:
             for worker in range(setup.workers)
         ]
         self._tasks: dict[tuple[int, int], Task] = {}  # by worker and version: begun, and neither used nor dropped yet
+        self._in_use = _VersionsInUse()  # of these tasks, and of what workers hold or are about to
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()  # what was scheduled first happens first, at the same time
         self._taken: list[TakenStep] = []
@@ -418,9 +434,7 @@ class Cluster:
     @property
     def oldest_version(self) -> int:
         """The oldest version whose gradients may still be asked for: worked on, about to be, or on its way."""
-        versions = {version for _, version in self._tasks}
-        versions.update(version for state in self._workers for version in state.versions_to_begin)
-        return min(versions, default=self._strategy.version)
+        return self._in_use.oldest(self._strategy.version)
 
     @property
     def draws(self) -> tuple[int, ...]:
@@ -459,6 +473,8 @@ class Cluster:
     def _delivered(self, worker: int, version: int) -> None:
         """A model has arrived: the worker begins on it, or, if it is late, comes to an end with the one before."""
         state = self._workers[worker]
+        if state.held_version >= 0:
+            self._in_use.remove(state.held_version)
         state.held_version, state.version_on_the_wire = version, None
         if state.sent_version > version:
             self._deliver(worker)  # while this one was on the wire the model moved on
@@ -496,6 +512,7 @@ class Cluster:
         )
         state.task, state.draws, state.drawn = task, state.draws + 1, state.drawn + state.samples
         self._tasks[worker, task.version] = task
+        self._in_use.add(task.version)
         self._schedule_finish(task)
 
     def _schedule_finish(self, task: Task) -> None:
@@ -568,14 +585,13 @@ class Cluster:
                     for worker in action.workers:
                         self._send(worker)
                 case Drop():
-                    task = self._tasks.pop((action.worker, action.version))
+                    task = self._pop_task(action.worker, action.version)
                     self.record.add_drop(task, action.reason, self.now_seconds)
 
     def _step(self, step: Step) -> None:
         """Let the trainer take a step with the tasks of its shares: fresh ones, and late ones of the round before."""
         fresh, late = (
-            tuple(self._tasks.pop((share.worker, share.version)) for share in shares)
-            for shares in (step.fresh, step.late)
+            tuple(self._pop_task(share.worker, share.version) for share in shares) for shares in (step.fresh, step.late)
         )
         taken = TakenStep(step=step, opened_seconds=self._opened_seconds, fresh=fresh, late=late)
         self.record.add_step(taken)
@@ -585,6 +601,10 @@ class Cluster:
         self._server_free = self.now_seconds + self._setup.costs.after_step(step.version)
         if self._setup.on == "ranks":
             self._add_up()
+
+    def _pop_task(self, worker: int, version: int) -> Task:
+        self._in_use.remove(version)
+        return self._tasks.pop((worker, version))
 
     def _add_up(self) -> None:
         """Let the step reach all ranks, and the ring take it round."""
@@ -601,6 +621,7 @@ class Cluster:
     def _deliver(self, worker: int) -> None:
         state = self._workers[worker]
         version = state.version_on_the_wire = state.sent_version
+        self._in_use.add(version)
         leaves = self.now_seconds
         if self._setup.on == "ranks":
             arrival = self.updated_seconds

@@ -184,7 +184,8 @@ class Learner:
             self._update_bytes[version] = update[0][1].numel()
         self._snapshots[version] = self._snapshot()
         oldest = min(oldest_version, version)
-        self._snapshots = {version: kept for version, kept in self._snapshots.items() if version >= oldest}
+        while (first := next(iter(self._snapshots))) < oldest:  # they are in the order of their versions
+            del self._snapshots[first]
         self._sent = {place: row for place, row in self._sent.items() if row.loss.version >= oldest}
         return [row.loss for row in rows]
 
