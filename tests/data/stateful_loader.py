@@ -1,9 +1,9 @@
 """A loader with workers that keeps its own place, as torchdata 0.11's StatefulDataLoader does, without torchdata.
 
-What matters of it, step by step: an iterator over the sampler is made before a state is loaded; the sampler is loaded, a
-new iterator made, and that loaded, each where it has both methods; a sampler that has them nowhere is wound forward. The
-first state is asked for before anything is drawn, and then one whenever a batch is drawn, ahead of the script; the state
-of the loader is the one of the batch that the script was given last, or now where nothing is fetched ahead.
+What matters of it, step by step: an iterator over the sampler is made before a state is loaded; the sampler is loaded,
+a new iterator made, and that loaded, each where it has both methods; a sampler that has them nowhere is wound forward.
+The first state is asked for before anything is drawn, and then one whenever a batch is drawn, ahead of the script; the
+state of the loader is that of the batch which the script was given last, or of now where nothing is fetched ahead.
 """
 
 from __future__ import annotations
