@@ -48,6 +48,7 @@ def test_what_cannot_be_is_refused_on_all_ranks(trio):
         "closure": "LBFGS computes gradients by itself (a closure)",
         "plateau": "ReduceLROnPlateau needs a metric in each step",
         "no scheduler": "scheduler must have a step() (it is a float)",
+        "unlike rates": "all ranks must take rounds alike: the optimizer of",
         "twice": "this optimizer has an averaging or rounds already",
         "sharded": "the model is sharded (FSDP)",
     }
@@ -93,8 +94,34 @@ def test_a_loop_that_cannot_work_says_so_on_its_rank_and_the_others_hear_it(trio
 @pytest.mark.parametrize(("culprit", "how"), [(1, "scheduler"), (0, "weights"), (2, "weights")])
 def test_a_rank_whose_model_changes_otherwise_is_named_in_the_next_round(trio, culprit, how):
     for said in trio.do("drifts", culprit=culprit, how=how):
-        assert "have different parameters in round " + ("5" if how == "scheduler" else "4") in said
+        assert "have different " + ("learning rates" if how == "scheduler" else "parameters") + " in round 4" in said
         assert f"rank {culprit}" in said.partition(" have different")[0]
+
+
+@pytest.mark.parametrize(("kind", "where"), [("lgc", "epoch"), ("lgc", "flush"), ("full", "loop")])
+def test_a_learning_rate_may_be_set_by_hand_where_all_ranks_apply_the_same_updates_with_it(trio, kind, where):
+    results = trio.do("sets_rates", kind=kind, where=where)
+    assert [found["said"] for found in results] == [None] * 3
+    assert len({found["digest"] for found in results}) == 1
+
+
+def test_a_learning_rate_that_is_set_in_the_loop_is_named_at_once(trio):
+    """A late rank applies several updates with one rate, so ranks would drift apart many rounds later."""
+    for found in trio.do("sets_rates", kind="lgc", where="loop"):
+        assert "the learning rate was set in the loop in round " in found["said"]
+        assert "scheduler=torch.optim.lr_scheduler.LambdaLR" in found["said"]
+        assert found["last"] <= 3
+
+
+@pytest.mark.parametrize(
+    ("where", "warned"),
+    [("before", False), ("after", True), ("another model", False)],
+)
+def test_clipping_after_the_step_is_warned_of_once(trio, where, warned):
+    for found in trio.do("clips", where=where):
+        clipped = [text for text in found["said"] if "nothing was clipped" in text]
+        assert len(clipped) == warned, found
+        assert found["left"] == found["after"] == "None"  # no profiler is left
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------

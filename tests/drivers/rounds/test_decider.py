@@ -297,6 +297,29 @@ def test_ranks_that_drift_apart_are_both_named(first, second):
     assert failed.reason.startswith("rank 0 and rank 5 have different parameters in round 0")
 
 
+def test_ranks_with_different_learning_rates_are_named_before_their_parameters_differ():
+    decider = decider_of(Full())
+    assert decider.handle(replace(ready(0, 0), rates=(0.1,)), 0.1) == []
+    (failed,) = decider.handle(replace(ready(2, 0), rates=(0.2,)), 0.2)
+    assert failed.kind == "drift"
+    assert failed.reason.startswith("rank 0 and rank 5 have different learning rates in round 0: (0.1,) and (0.2,)")
+
+
+def test_all_ranks_may_set_other_rates_where_they_are_together():
+    """And a gradient that is not finite is in no step, whatever the rate was."""
+    decider = decider_of(Full(), ranks=(0, 3))
+
+    def handle(place, rate, finite=True):
+        return decider.handle(replace(ready(place, 0, fingerprint=7, finite=finite), rates=(rate,)), 0.1)
+
+    assert handle(0, 0.1) == []
+    assert decider.handle(Waiting(rank=0, version=0, fingerprint=7), 0.2) == []
+    assert isinstance(decider.handle(Waiting(rank=1, version=0, fingerprint=7), 0.2)[0], AllWaiting)
+    assert handle(0, 0.3, finite=False) == []
+    assert handle(0, 0.2) == []
+    assert isinstance(handle(1, 0.2)[0], RoundClosed)
+
+
 def test_ranks_that_come_to_a_flush_with_different_parameters_are_named():
     decider = Decider(Full(), ranks=[4, 7])
     decider.begin(0.0)

@@ -14,7 +14,7 @@ from tests.rounds.jobs.faults import (
     raises,
     until_it_ends,
 )
-from tests.rounds.jobs.misuse import misused, misused_loops, steps_scheduler_too
+from tests.rounds.jobs.misuse import clips, misused, misused_loops, sets_rates, steps_scheduler_too
 from tests.rounds.jobs.shares import by_speed, like_one_process, refused_shares, taken, weights
 from tests.rounds.jobs.times import apart, watched
 from tests.rounds.jobs.training import alike, like_plain, schedules, some_close_first
@@ -25,6 +25,7 @@ __all__ = [
     "beyond_the_codec",
     "broken_off",
     "by_speed",
+    "clips",
     "does_not_deliver",
     "drifts",
     "epochs",
@@ -42,6 +43,7 @@ __all__ = [
     "resumed",
     "schedules",
     "second_loader",
+    "sets_rates",
     "some_close_first",
     "steps_scheduler_too",
     "taken",

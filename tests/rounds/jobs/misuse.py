@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 from functools import partial
 
 import torch
@@ -10,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import paceline
-from tests.rounds.jobs.common import LIMITS, batch, compute, error_of, network, setup
+from tests.rounds.jobs.common import LIMITS, batch, compute, digest, error_of, network, setup
 
 
 def misused():
@@ -46,6 +48,7 @@ def misused():
         "closure": lgc(optimizer=torch.optim.LBFGS(model.parameters())),
         "plateau": lgc(scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)),
         "no scheduler": lgc(scheduler=0.1),
+        "unlike rates": lgc(optimizer=torch.optim.SGD(model.parameters(), lr=0.2 if one else 0.1)),
     }
     with paceline.LGCSync(model, optimizer, k=2, **LIMITS):
         found["twice"] = error_of(lambda: paceline.FullSync(model, optimizer))
@@ -170,3 +173,57 @@ def steps_scheduler_too():
                 scheduler.step()
 
     return error_of(train)
+
+
+def sets_rates(kind, where, rounds=8):
+    """The learning rate is set by hand: in the loop, between epochs, or after flushes; what all ranks end with."""
+    rank, model = dist.get_rank(), network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader, versions = [batch(number, rank) for number in range(2)], []
+
+    def set_rate(sync):
+        for group in optimizer.param_groups:
+            group["lr"] = 0.1 / (1 + sync.version)
+
+    def run():
+        kinds = {"lgc": partial(paceline.LGCSync, k=1), "full": paceline.FullSync}
+        with kinds[kind](model, optimizer, **LIMITS) as sync:
+            while sync.version < rounds:
+                if where == "epoch":
+                    set_rate(sync)
+                for inputs, targets in sync.epoch(loader):
+                    if where == "loop":
+                        set_rate(sync)
+                    compute(sync, model, inputs, targets)
+                    versions.append(sync.version)
+                    sync.step()
+                sync.flush()
+                if where == "flush":
+                    set_rate(sync)
+
+    return {"said": error_of(run), "last": versions[-1], "digest": digest(model, optimizer)}
+
+
+def clips(where):
+    """Clip in a loop, before or after the step; what the log says, and what profiles calls then."""
+    rank, model, said = dist.get_rank(), network(), []
+    optimizer, other = torch.optim.SGD(model.parameters(), lr=0.1), network()
+    sum(each.sum() for each in other.parameters()).backward()
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    logging.getLogger("paceline.rounds").addHandler(handler)
+    try:
+        with paceline.FullSync(model, optimizer, **LIMITS) as sync:
+            for number in range(4):
+                compute(sync, model, *batch(number, rank))
+                if where == "before":
+                    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                sync.step()
+                if where == "another model":
+                    nn.utils.clip_grad_norm_(other.parameters(), 1.0)
+                if where == "after":
+                    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            left = sys.getprofile()
+    finally:
+        logging.getLogger("paceline.rounds").removeHandler(handler)
+    return {"said": said, "left": repr(left), "after": repr(sys.getprofile())}

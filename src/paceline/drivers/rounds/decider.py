@@ -71,6 +71,7 @@ class Decider:
         self._undelivered: set[tuple[int, int]] = set()  # gradients that arrived, and are in no step yet
         self._dropped: list[Drop] = []
         self._fingerprints: dict[int, tuple[int, int]] = {}  # of a version: the first rank to say it, and its number
+        self._rates: dict[int, tuple[int, tuple[float, ...]]] = {}  # of a version: the same of its learning rates
         self._epoch_ends: dict[int, tuple[int, int]] = {}  # of an epoch: the first rank to say it, and where it ends
         self._opened: dict[int, float] = {}
         self._bad_gradients = BadGradients(MOST_BAD_GRADIENTS)
@@ -153,6 +154,8 @@ class Decider:
             del self._opened[old]
         for old in [version for version in self._fingerprints if version < step.version - KEPT_VERSIONS]:
             del self._fingerprints[old]
+        for old in [version for version in self._rates if version < step.version - KEPT_VERSIONS]:
+            del self._rates[old]
         for old in [epoch for epoch, (_, ends) in self._epoch_ends.items() if ends < step.version - KEPT_VERSIONS]:
             del self._epoch_ends[old]
         return RoundClosed(step=step, dropped=dropped, assign=assign)
@@ -178,14 +181,24 @@ class Decider:
                     "rounds=...), and leave an epoch early only on all ranks at the same round",
                     kind="drift",
                 )
+        if isinstance(report, GradientReady) and report.finite:
+            first, rates = self._rates.setdefault(report.version, (report.rank, report.rates))
+            if rates != report.rates:
+                theirs = dict(sorted([(self._ranks[first], rates), (self._ranks[report.rank], report.rates)]))
+                return Failed(
+                    reason=f"{name_ranks(theirs)} have different learning rates in round {report.version}: "
+                    f"{' and '.join(map(str, theirs.values()))}. Give the scheduler to the synchronizer, and leave out "
+                    "scheduler.step(); set rates by hand on all ranks alike, before epoch() or after a flush()",
+                    kind="drift",
+                )
         first, fingerprint = self._fingerprints.setdefault(report.version, (report.rank, report.fingerprint))
         if fingerprint == report.fingerprint:
             return None
         who = name_ranks(sorted((self._ranks[first], self._ranks[report.rank])))
         return Failed(
             reason=f"{who} have different parameters in round {report.version}: something other than sync.step() "
-            "changes one of them (an optimizer or a scheduler that is stepped in the loop, weights that are "
-            "overwritten); give the scheduler to the synchronizer, and load weights on all ranks",
+            "changes one of them (an optimizer that is stepped in the loop, weights that are overwritten, a setting of "
+            "the optimizer that is changed); load weights, and change settings, on all ranks alike",
             kind="drift",
         )
 
@@ -223,6 +236,7 @@ class Decider:
 
     def _release(self, now: float) -> list[Notice]:
         self._opened[self.state.version] = now  # nobody took the model to compute before
+        self._rates.pop(self.state.version, None)  # all ranks may set others here
         leaving = all(self._waiting.values())
         dropped = tuple(self._dropped)
         if leaving:

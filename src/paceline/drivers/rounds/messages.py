@@ -42,7 +42,7 @@ class GradientReady:
     `samples` is how many losses are in `loss_mean`; `batch_samples` the size of the whole batch, 0 where nobody knows,
     and `first_sample` where the batch begins in the rank's order, where that is known. `behind_seconds` is how long the
     model lay there before the rank took it, being busy: said where batches are by speed, since it is no part of the
-    time that a batch takes.
+    time that a batch takes. `rates` are the learning rates of the optimiser's groups.
 
     >>> GradientReady(rank=1, version=4, draw=4, blocks_done=3, blocks=4, work_seconds=0.4, held_seconds=0.5,
     ...         fingerprint=17).finite
@@ -66,6 +66,7 @@ class GradientReady:
     batch_samples: int = 0
     first_sample: int = 0
     behind_seconds: float = 0.0
+    rates: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,6 +200,8 @@ def decode(text: str | bytes) -> Any:
     kind = fields.pop("message")
     if "dropped" in fields:
         fields["dropped"] = tuple(Drop(worker=w, version=v, reason=reason) for w, v, reason in fields["dropped"])
+    if "rates" in fields:
+        fields["rates"] = tuple(fields["rates"])
     if kind != RoundClosed.__name__:
         return _KINDS[kind](**fields)
     step = Step(

@@ -25,6 +25,9 @@ from paceline.strategies.shares import SharesBySpeed
 _BatchNorm = torch.nn.modules.batchnorm._BatchNorm
 
 
+HOW_IT_COMPUTES = {"params", "param_names", "foreach", "fused", "capturable", "differentiable"}
+
+
 class Scheduler(Protocol):
     """A learning-rate scheduler, as far as a round is concerned."""
 
@@ -85,6 +88,24 @@ def prepare(
         raise ValueError("this optimizer has an averaging or rounds already; close() that one first")
     try_codec(found, plan, tracked.parameters)
     return made, tracked, found
+
+
+def describe_optimizer(optimizer: torch.optim.Optimizer) -> str:
+    """Return an optimiser in words: its settings, but for those of how it computes.
+
+    >>> describe_optimizer(torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1, momentum=0.9))
+    'SGD(lr=0.1, momentum=0.9, dampening=0, weight_decay=0, nesterov=False, maximize=False)'
+    """
+    groups = [
+        ", ".join(f"{name}={value}" for name, value in group.items() if name not in HOW_IT_COMPUTES)
+        for group in optimizer.param_groups
+    ]
+    return f"{type(optimizer).__name__}({'; '.join(groups)})"
+
+
+def learning_rates(optimizer: torch.optim.Optimizer) -> tuple[float, ...]:
+    """Return the learning rates of an optimiser's groups."""
+    return tuple(float(group.get("lr", 0.0)) for group in optimizer.param_groups)
 
 
 def check_k(strategy: Strategy, world: int) -> None:

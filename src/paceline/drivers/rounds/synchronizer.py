@@ -47,6 +47,7 @@ from paceline.drivers.ranks.group import ROUNDS, RankGroup
 from paceline.drivers.ranks.lifecycle import RankLifecycle, reason_of
 from paceline.drivers.ranks.tracked_model import IN_USE, TrackedModel, plain_optimizer
 from paceline.drivers.rounds.batches import BatchSource, OpenBatch, rounds_in
+from paceline.drivers.rounds.clipping import ClippingCheck
 from paceline.drivers.rounds.exchange import Update
 from paceline.drivers.rounds.loop import RoundLoop, RoundsError
 from paceline.drivers.rounds.messages import AllWaiting, GradientReady, Waiting
@@ -55,6 +56,8 @@ from paceline.drivers.rounds.preparation import (
     Scheduler,
     as_list,
     check_k,
+    describe_optimizer,
+    learning_rates,
     prepare,
     refuse_collective_sampler,
 )
@@ -78,6 +81,7 @@ log = logging.getLogger("paceline.rounds")
 
 TIMEOUT_SECONDS = 600.0
 CODEC, SHARES = "codec", "shares"  # in what ranks, and states, must have alike
+OPTIMIZER = "optimizer"  # in what ranks must have alike
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,6 +217,7 @@ class RoundSync(RankLifecycle):
         with self._constructing():
             description = {"model": tracked.description(), "strategy": describe(self.strategy)}
             travel = {CODEC: describe(self._codec), "plan": plan, SHARES: describe(self._sizes.shares)}
+            travel |= {OPTIMIZER: describe_optimizer(optimizer)}
             self._name = name = self._group.agree(description | travel, tracked.device)
             check_k(self.strategy, self._group.world)
             self._group.begin_equal(tracked.everything())
@@ -245,6 +250,7 @@ class RoundSync(RankLifecycle):
             self.history: list[ClosedRound] = []
             self._record, self._on_round, self._on_flush = record, on_round, on_flush
             self._batch, self._warned_of_blocks, self._stepping = OpenBatch(), False, False
+            self._rates, self._clipping = learning_rates(optimizer), ClippingCheck()
             self._held_since, self._behind_seconds = time.perf_counter(), 0.0  # and how long the model had lain there
             self._source: BatchSource | None = None
             # Samplers, and the states of a checkpoint for those that are still to be made.
@@ -354,6 +360,7 @@ class RoundSync(RankLifecycle):
             self._epochs += 1
             number, self._epoch_ends = self._epochs, self.version + length
             self._aligned = self._epoch_ends
+            self._rates = learning_rates(self._optimizer)  # all ranks are at one place: they may set them by hand
             self._apply_updates()  # those that came after the end of the epoch before
         try:
             while self._epochs == number and self.version < self._epoch_ends:
@@ -376,6 +383,7 @@ class RoundSync(RankLifecycle):
 
     def _next_batch(self) -> Any:
         assert self._source is not None
+        self._clipping.end()
         return self._source.next()
 
     def _rounds_of_epoch(self, loader: Iterable[Any], given: int | None) -> int:
@@ -422,6 +430,7 @@ class RoundSync(RankLifecycle):
         this rank's order, for the journal.
         """
         self._check_alive()
+        self._clipping.end()
         with self._guarded():
             self._start()
         for parameter in self._tracked.parameters:
@@ -444,6 +453,7 @@ class RoundSync(RankLifecycle):
         next batch is computed at the same model, unless its round has closed.
         """
         self._check_alive()
+        self._clipping.end()
         if self._batch.left_early:
             raise RoundsError("the loop over sync.blocks(...) was left early: it ends by itself when it is time")
         if all(parameter.grad is None for parameter in self._tracked.parameters):
@@ -462,6 +472,7 @@ class RoundSync(RankLifecycle):
                 f"step(samples=len(inputs)) (samples={batch_samples})"
             )
         with self._guarded():
+            self._check_rates()
             self._start()
             finite = self._report(losses, batch_samples)
             if finite:
@@ -472,7 +483,23 @@ class RoundSync(RankLifecycle):
             else:  # it waits for nobody, and would never hear that all have failed
                 self._loop.check_failure(f"round {self.version}")
             self._apply_updates()
+        self._clipping.begin()
         return finite
+
+    def _check_rates(self) -> None:
+        """Refuse a learning rate that was set in the loop: a late rank applies several updates with one."""
+        rates, before = learning_rates(self._optimizer), self._rates
+        waits_for_all = getattr(self.strategy, "k", self._group.world) == self._group.world
+        if rates != before and self.draws != self._met[1] and not waits_for_all:
+            for place, scheduler in enumerate(self._schedulers):
+                self._check_schedule(place, scheduler)
+            raise RoundsError(
+                f"the learning rate was set in the loop in round {self.version} ({before} before, {rates} now), by "
+                "hand or by a scheduler: a late rank applies several updates at once, so ranks would apply one with "
+                "different rates. Give the synchronizer the scheduler (scheduler=torch.optim.lr_scheduler.LambdaLR("
+                "optimizer, ...)), or set the rate on all ranks alike, before epoch() or after a flush()"
+            )
+        self._rates = rates
 
     def _report(self, losses: torch.Tensor | None, batch_samples: int) -> bool:
         first_sample = self._batch.first_sample
@@ -508,6 +535,7 @@ class RoundSync(RankLifecycle):
                 batch_samples=batch_samples,
                 first_sample=first_sample,
                 behind_seconds=self._behind_seconds if self._sizes.by_speed else 0.0,
+                rates=self._rates,
             )
         )
         return finite
@@ -563,6 +591,7 @@ class RoundSync(RankLifecycle):
                 self._check_schedule(place, scheduler)
                 scheduler.step()
                 self._scheduled[place] = getattr(scheduler, "last_epoch", None)
+            self._rates = learning_rates(self._optimizer)
         finally:
             self._stepping = False
 
@@ -657,6 +686,7 @@ class RoundSync(RankLifecycle):
             return
         self._ended = True
         try:
+            self._clipping.end()
             self._hook.remove()
             self._loop.close(reason_of(self._failure))
         finally:
