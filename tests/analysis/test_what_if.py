@@ -315,9 +315,22 @@ def test_a_watched_script_is_played_again_and_its_remedies_are_known(tmp_path) -
     assert "paceline.LGCSync" in next(e.remedy.advice for e in found.predictions if e.name.startswith("lgc"))
 
 
-def test_a_rank_without_times_is_named(tmp_path) -> None:
-    watched(tmp_path, [[0.1], [0.1], [0.1]], ranks={0, 2})
-    with pytest.raises(WhatIfError, match="no times of ranks 1 of 3"):
+def test_a_rank_without_times_is_named_and_played_like_the_rank_in_the_middle(tmp_path) -> None:
+    times = [[0.1, 0.12] * 20, [0.1] * 40, [0.3, 0.1] * 20, [0.1, 0.11] * 20]
+    watched(tmp_path, times)
+    path = tmp_path / "times" / "rank-1.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"step_timed"', b'"step_tamed"', 1))
+    found = what_if(tmp_path, Wanted(without=(2,)))
+    assert found.run.workers == 4
+    note = "no times of rank 1 are here: played like the rank in the middle of each step"
+    assert any(note == each for each in found.notes)
+    assert any(f"{path.name} is left out: {path}:" in each for each in found.notes), found.notes
+    by_name = {each.name: each.seconds for each in found.predictions}
+    others = sum(max(column) for column in zip(times[0], times[1], times[3], strict=True)) + 39 * 0.02
+    assert by_name["without rank 2"] == pytest.approx(others, rel=0.01)
+    for rank in (0, 3):
+        (tmp_path / "times" / f"rank-{rank}.jsonl").unlink()
+    with pytest.raises(WhatIfError, match="no times of ranks 0, 1, 3 of 4"):
         what_if(tmp_path)
 
 

@@ -280,6 +280,36 @@ def test_a_rank_that_was_killed_or_has_no_file_is_told_and_the_others_are_compar
     assert next(worker for worker in found.by_worker if worker.number == 1).parts["gone"] > 0
 
 
+def altered(path):
+    """Change one digit in the middle of a file."""
+    data = bytearray(path.read_bytes())
+    place = next(at for at in range(len(data) // 2, len(data)) if data[at : at + 1].isdigit())
+    data[place] = ord("1") if data[place] != ord("1") else ord("2")
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("kind", [watched, served])
+def test_one_altered_file_of_step_times_is_left_out_with_a_note_and_the_run_is_diagnosed(tmp_path, kind):
+    folder = kind(tmp_path, 4, 60, seed=4, delays=[Delay(rank=2)], **({"phases": True} if kind is served else {}))
+    path = sorted((folder / "times").glob("*-1.jsonl"))[0]
+    altered(path)
+    found = diagnose(read_run(folder))
+    adds_up(found)
+    assert found.suspects[0].members == (2,)
+    (note,) = [note for note in found.notes if "left out" in note]
+    assert note.startswith(f"{path.name} is left out: {path}:".capitalize())
+    assert "the line is not as it was written" in note
+
+
+def test_a_script_of_which_no_file_can_be_read_is_refused_with_the_reason(tmp_path):
+    folder = watched(tmp_path, 1, 20, seed=4)
+    altered(folder / "times" / "rank-0.jsonl")
+    with pytest.raises(
+        NoRunError, match=r"holds no times that can be read: rank-0\.jsonl is left out: .*not as it was"
+    ):
+        read_run(folder)
+
+
 def test_a_rank_without_a_file_may_be_whom_all_wait_for(tmp_path):
     folder = watched(tmp_path, 4, 60, seed=9, spread=0.02, delays=[Delay(rank=3)])
     (folder / "times" / "rank-3.jsonl").write_bytes(b'{"kind":"times_beg')  # killed in its first line

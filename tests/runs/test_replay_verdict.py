@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import re
 import shutil
@@ -15,7 +16,7 @@ from paceline.cli import main
 from paceline.recipes import Recipe
 from paceline.traces.checkpoints import read_newest, write_checkpoint
 from paceline.traces.journal import StepRecord, lines_of
-from paceline.traces.journal_files import read_journal
+from paceline.traces.journal_files import JournalWriter, read_journal
 from tests import warm
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("replay verdict")]  # one run for all of them
@@ -91,6 +92,29 @@ def test_a_trace_that_ends_before_the_checkpoint_is_no_proof_of_it(run, capsys):
     assert document == found | {"redone": 0, "nearly": None}
 
 
+def test_a_replay_ends_where_a_full_disk_left_a_hole_and_says_what_is_missing(run, capsys, monkeypatch):
+    """Rounds 3 to 5: what comes after them follows from what nobody knows."""
+    trace = run / "trace.jsonl"
+    records = read_journal(trace).records
+    trace.unlink()
+    with JournalWriter(trace) as journal:
+        for record in records:
+            version = record.version if isinstance(record, StepRecord) else None
+            with monkeypatch.context() as patch:
+                if version in (2, 3, 4):
+                    patch.setattr("paceline.traces.journal_files.os.write", full_disk)
+                journal.write(record)
+    code, out, err, document = replayed(run, capsys)
+    missing = "records of rounds 3 to 5 are missing, and nothing after them was replayed"
+    assert (code, document["steps"], document["difference"], document["missing"]) == (1, 2, None, missing)
+    assert out == "identical: 2 steps by their fingerprints, and no weights\n"
+    assert err.endswith(f"not the whole run: {missing}")
+
+
+def full_disk(*given):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
 def test_a_first_line_alone_proves_nothing(run, capsys):
     trace = run / "trace.jsonl"
     trace.write_bytes(trace.read_bytes().splitlines(keepends=True)[0])
@@ -129,27 +153,30 @@ def test_a_run_without_its_last_checkpoint_or_its_last_steps_is_not_whole(run, c
     assert code == 1
     assert out == f"identical: 6 steps, and the weights of checkpoint {earlier} to the last bit\n"
     assert err.endswith("there is no whole checkpoint of the last step, 6")
-    cut_after(run, 5, keeping=lambda record: type(record).__name__ == "RunEnded")
-    code, _, err, _ = replayed(run, capsys)
-    assert code == 1
-    assert err.endswith("the trace ends after round 5, and says that the run did 6")
     shutil.rmtree(run / f"checkpoint-{earlier:08d}")
     code, _, err, _ = replayed(run, capsys)
     assert code == 1
     assert err.endswith("there is no whole checkpoint to compare with")
+    cut_after(run, 5, keeping=lambda record: type(record).__name__ == "RunEnded")
+    code, _, err, _ = replayed(run, capsys)
+    assert code == 1
+    assert err.endswith("records of round 6 are missing, and nothing after them was replayed")
 
 
 def test_a_line_that_was_taken_out_of_the_trace_is_told_by_the_line_where_it_shows(run, capsys):
     """Sealed again, so that the file looks whole."""
     records = read_journal(run / "trace.jsonl").records
     kinds = [type(record).__name__ for record in records]
-    for kind in ("WorkerJoined", "StepRecord"):
-        removed = kinds.index(kind)
-        (run / "trace.jsonl").write_bytes(lines_of(records[:removed] + records[removed + 1 :]))
-        assert main(["replay", str(run)]) != 0
-        told = capsys.readouterr().err
-        (line,) = map(int, re.findall(r"line (\d+) of the trace", told))
-        assert removed < line <= len(records), (kind, told)
+    removed = kinds.index("WorkerJoined")
+    (run / "trace.jsonl").write_bytes(lines_of(records[:removed] + records[removed + 1 :]))
+    assert main(["replay", str(run)]) != 0
+    told = capsys.readouterr().err
+    (line,) = map(int, re.findall(r"line (\d+) of the trace", told))
+    assert removed < line <= len(records), told
+    removed = kinds.index("StepRecord")
+    (run / "trace.jsonl").write_bytes(lines_of(records[:removed] + records[removed + 1 :]))
+    assert main(["replay", str(run)]) != 0
+    assert "records of round 1 are missing" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_run_that_is_over_asks_for_nothing_when_it_is_resumed(run, capsys):

@@ -197,7 +197,7 @@ def diagnose_timings(run: RecordedRun, timings: Timings) -> Diagnosis:
         by_worker=_by_worker(timings, found),
         links=links,
         learning=_learning(run),
-        notes=timings.notes,
+        notes=(*timings.notes, *(f"{words[:1].upper()}{words[1:]}." for words in run.missing)),
     )
 
 

@@ -364,9 +364,9 @@ class FollowedRun:
 
     @property
     def problems(self) -> list[str]:
-        """What cannot be read, a sentence for each file."""
+        """What cannot be read or is missing, a sentence each."""
         found = [self._journal.problem, self._trace_problem, self._too_many_times]
-        found += [file.problem for file in self._times.values()]
+        found += [*self._journal.state.missing, *(file.problem for file in self._times.values())]
         return [problem[:300] for problem in found if problem][:5]
 
     def document(self) -> dict[str, Any]:

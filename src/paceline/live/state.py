@@ -27,6 +27,7 @@ from statistics import median
 from typing import Any, TypeAlias
 
 from paceline.quantities import duration_text, percent_text
+from paceline.traces.holes import HoleFinder, hole_sentences
 from paceline.traces.journal import (
     Arrived,
     Checkpointed,
@@ -180,6 +181,7 @@ class JournalState:
         self._undo_gradients = 0
         self._checkpoints: dict[int, _Counts] = {}
         self._losses, self._steps = Curve(), Curve()
+        self._holes = HoleFinder()
         self._pace: deque[float] = deque(maxlen=_PACE_STEPS)
 
     # -- records
@@ -189,6 +191,7 @@ class JournalState:
         if isinstance(record, RunBegan) != (self.began is None):
             first = self.began is None
             raise ValueError("a journal begins with run_began" if first else "run_began is only for the first line")
+        self._holes.take(record)
         match record:
             case RunBegan():
                 self.began, self.rounds = record, _whole(record.recipe.get("rounds"))
@@ -332,6 +335,11 @@ class JournalState:
         """Return what became of a worker's gradients."""
         used, late, dropped, too_late = self._counts.by_worker.get(worker, (0, 0, 0, 0))
         return WorkerCounts(worker=worker, used=used, late=late, dropped=dropped, too_late=too_late)
+
+    @property
+    def missing(self) -> list[str]:
+        """What is not in the journal, a sentence for each hole."""
+        return hole_sentences(self._holes.holes)
 
     def warnings(self) -> list[str]:
         """Return a sentence for each worker whose work is mostly dropped, the worst first."""

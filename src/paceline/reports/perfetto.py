@@ -99,7 +99,7 @@ def perfetto_trace(run: RecordedRun, *, rounds: tuple[int | None, int | None] = 
         noun = "rank" if run.kind in ("rounds", "averaging") else "worker"
         _draw_trace(drawing, RUN, trace, noun=noun, phases=_phases(run), server=_server_times(run))
         _draw_trace(drawing, IDEAL, ideal_trace(trace), noun=noun)
-    return PerfettoTrace(events=tuple(drawing.finished()), notes=tuple(notes))
+    return PerfettoTrace(events=tuple(drawing.finished()), notes=(*notes, *run.missing))
 
 
 # -- what is drawn -----------------------------------------------------------------------------------------------------

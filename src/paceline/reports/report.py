@@ -24,7 +24,14 @@ from paceline.reports.results import (
     results,
     target_text,
 )
-from paceline.reports.sentences import conditions, dropped_sentences, further_sentences, headline, target_words
+from paceline.reports.sentences import (
+    conditions,
+    dropped_sentences,
+    further_sentences,
+    headline,
+    missing_sentences,
+    target_words,
+)
 from paceline.reports.shares import share_table
 from paceline.reports.table import PlainTable
 from paceline.reports.time_split import time_split_chart
@@ -78,6 +85,7 @@ def report_html(traces: Sequence[Trace], *, title: str = "") -> str:
         sentences=[
             *further_sentences(rows, target_words(traces)),
             *dropped_sentences(groups),
+            *missing_sentences(groups),
         ],
         conditions=phrases,
         figures=[replace(chart, keys=_legend_keys(chart, groups)) for chart in drawn if chart is not None],

@@ -20,6 +20,7 @@ from paceline.user_code import is_code
 NEARLY = 0.05  # a loss that exceeds the baseline's by no more than this share counts as kept
 MOST_STOPPED = 4
 MOST_DROPPED = 4  # workers that are named
+MOST_MISSING = 10  # sentences on what is missing
 
 # -- what was gained, and what it cost ---------------------------------------------------------------------------------
 
@@ -154,6 +155,24 @@ def dropped_sentences(groups: Sequence[TraceGroup]) -> list[str]:
     more = len(found) - MOST_DROPPED
     named = [f"{sentence[:1].upper()}{sentence[1:]}" for sentence in found[:MOST_DROPPED]]
     return [*named, *([f"So are {more:,} more."] if more > 0 else [])]
+
+
+def missing_sentences(groups: Sequence[TraceGroup]) -> list[str]:
+    """Return what of the runs is not in their records, a sentence each.
+
+    >>> trace = Trace(strategy="full", seed=0, workers=2, recipe={}, rounds_done=5, seconds=1.0, missing=("a is gone",))
+    >>> missing_sentences([TraceGroup(label="full", strategy="full", traces=(trace,))])
+    ['A is gone.']
+    """
+    alone = len(groups) == 1 and len(groups[0].traces) == 1
+    found = [
+        (f"{words[:1].upper()}{words[1:]}" if alone else f"{group.label}: {words}") + "."
+        for group in groups
+        for trace in group.traces
+        for words in trace.missing
+    ]
+    more = len(found) - MOST_MISSING
+    return [*found[:MOST_MISSING], *([f"{more:,} more such sentences are left out."] if more > 0 else [])]
 
 
 def _stopped(row: ResultRow) -> str:

@@ -48,7 +48,7 @@ def replay(
 
     Every step of the trace is compared, and the weights of the newest checkpoint where the replay passes its step. A
     run that was killed, or whose trace or last checkpoint is not whole, is not identical: the verdict says what is
-    missing.
+    missing. Where records are missing in the trace, the replay ends.
 
     `options` brings what no folder may name: code of your own, and where the data lies; `data`, `model` and `loss` are
     the objects that the run was given, if it was. `on_step` is called with
@@ -63,6 +63,7 @@ def replay(
     given = options.given
     from paceline.drivers.replayed import Replay, RoundsReplay
     from paceline.traces.checkpoints import read_newest
+    from paceline.traces.holes import before_the_first_hole
     from paceline.traces.journal import TRACE, StepRecord
     from paceline.traces.journal_files import read_journal
 
@@ -74,9 +75,10 @@ def replay(
     training, strategy = make_training(recipe, dataset, given), make_strategy(recipe)
     on_ranks = journal.began.on == "ranks"
     checkpoint, refused = _newest_of_ranks(folder, training) if on_ranks else read_newest(folder)
-    steps = sum(isinstance(record, StepRecord) for record in journal.records)
+    records, hole = before_the_first_hole(journal.records)
+    steps = sum(isinstance(record, StepRecord) for record in records)
     replayed = (RoundsReplay if on_ranks else Replay)(
-        journal.records,
+        records,
         training,
         strategy,
         snapshot_version=None if checkpoint is None else checkpoint.version,
@@ -89,8 +91,7 @@ def replay(
     on_end(replayed.batches, training, replayed.train_state.model.module)
     if replayed.verdict.difference is not None:
         return replayed.verdict
-    version, per_round = replayed.train_state.version, strategy.updates_per_round(journal.began.workers)
-    missing = _missing(journal.records[-1], version, per_round, checkpoint, refused)
+    missing = hole or _missing(journal.records[-1], replayed.train_state.version, checkpoint, refused)
     if checkpoint is None or replayed.snapshot is None:
         return replace(replayed.verdict, missing=missing)
     if isinstance(replayed, RoundsReplay) and replayed.inexact_since is not None:
@@ -137,9 +138,7 @@ def _apart(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float(torch.linalg.vector_norm(found - expected) / torch.linalg.vector_norm(expected))
 
 
-def _missing(
-    last: JournalRecord, version: int, per_round: int, checkpoint: Checkpoint | None, refused: Sequence[str]
-) -> str:
+def _missing(last: JournalRecord, version: int, checkpoint: Checkpoint | None, refused: Sequence[str]) -> str:
     """Return what a folder lacks of a whole run whose trace comes to step `version` and ends with the record `last`."""
     from paceline.traces.journal import RunEnded
 
@@ -151,8 +150,6 @@ def _missing(
     if not isinstance(last, RunEnded):
         ending = "the run was killed or goes on, or the trace was cut"
         return f"the trace ends after step {version} without the run's end: {ending}"
-    if last.rounds_done != version // per_round:
-        return f"the trace ends after round {version // per_round}, and says that the run did {last.rounds_done}"
     if checkpoint.version < version and not last.diverged:
         return f"there is no whole checkpoint of the last step, {version}{why}"
     return ""

@@ -354,6 +354,7 @@ def as_document(
             | {name: getattr(result.trace, name) for name in FROM_TRACE}
             | ({"pruned": dataclasses.asdict(result.trace.pruned)} if result.trace.pruned else {})
             | ({"shares": dataclasses.asdict(result.trace.shares)} if result.trace.shares else {})
+            | ({"missing": list(result.trace.missing)} if result.trace.missing else {})
             | ({"time_split": dataclasses.asdict(split)} if (split := time_split(result.trace)) else {})
             | ({"varied": dict(values)} if values else {})
             for result, values in zip(results, varied or [{}] * len(results), strict=True)

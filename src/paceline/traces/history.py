@@ -18,6 +18,7 @@ from statistics import fmean, median
 
 from paceline.files import replacing
 from paceline.strategies.shares import SpeedEstimate
+from paceline.traces.holes import hole_sentences, holes_in
 from paceline.traces.journal import (
     Arrival,
     Arrived,
@@ -104,6 +105,7 @@ def trace_of(journal: Journal) -> Trace:
         ended=ended,
         by_worker=tuple(counts for _, counts in sorted(gradients.by_worker.items())),
         shares=None if shares is None else shares.summary(),
+        missing=tuple(hole_sentences(holes_in(journal.records))),
     )
 
 

@@ -36,13 +36,18 @@ class NoRunError(PacelineError, ValueError):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RecordedRun:
-    """One run as its folder has it; `trace` is None for a watched script, whose times are all there is."""
+    """One run as its folder has it; `trace` is None for a watched script, whose times are all there is.
+
+    `missing` says what of the run is not in its records, in sentences without a full stop: holes that a full disk has
+    left in the journal, what a large record does not keep, and files of step times that cannot be read.
+    """
 
     folder: Path
     kind: RunKind
     trace: Trace | None = None
     journal: Journal | None = None
     times: Mapping[Noun, Mapping[int, WorkerTimes]] = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
 
     @property
     def workers(self) -> int:
@@ -60,17 +65,22 @@ def read_run(folder: Path, *, strategy: str = "") -> RecordedRun:
     Traceback (most recent call last):
     paceline.traces.recorded_run.NoRunError: ... holds no run: it has none of trace.jsonl, traces.json.gz and times
     """
-    times = read_all_times(folder)
+    left_out: list[str] = []
+    times = read_all_times(folder, left_out)
     if (folder / TRACE).is_file():
         journal = read_journal(folder / TRACE)
+        trace = trace_of(journal)
         kind: RunKind = "rounds" if journal.began.on == "ranks" else "server"
-        return RecordedRun(folder=folder, kind=kind, trace=trace_of(journal), journal=journal, times=times)
+        missing = (*trace.missing, *left_out)
+        return RecordedRun(folder=folder, kind=kind, trace=trace, journal=journal, times=times, missing=missing)
     if (folder / TRACES).is_file():
         trace = _chosen(folder, read_traces(folder), strategy)
         kind = "simulated" if trace.clock == "virtual" else "averaging"
-        return RecordedRun(folder=folder, kind=kind, trace=trace, times=times)
+        return RecordedRun(folder=folder, kind=kind, trace=trace, times=times, missing=(*trace.missing, *left_out))
     if times.get("rank"):
-        return RecordedRun(folder=folder, kind="watched", times=times)
+        return RecordedRun(folder=folder, kind="watched", times=times, missing=tuple(left_out))
+    if left_out:
+        raise NoRunError(f"{folder} holds no times that can be read: {left_out[0]}")
     raise NoRunError(f"{folder} holds no run: it has none of {TRACE}, {TRACES} and {TIMES}")
 
 

@@ -164,7 +164,8 @@ class Trace:
     `absences` says when workers of a real run were away. `ended` is why the server of a real run ended it, in its own
     words; it is empty where the server was killed. `pruned` is None where nothing was, or nobody knows: the server of a
     real run is not told whom its workers leave out. `by_worker` are the counts of a real run's workers. `shares` is
-    None where all workers have batches of the same size.
+    None where all workers have batches of the same size. `missing` says what of the run is not in here, in sentences
+    without a full stop.
 
     >>> trace = Trace(strategy="full", seed=0, workers=2, recipe={}, rounds_done=0, seconds=0.0)
     >>> trace.clock, trace.late_work
@@ -194,6 +195,7 @@ class Trace:
     pruned: Pruned | None = None
     by_worker: tuple[WorkerCounts, ...] = ()
     shares: ShareSummary | None = None
+    missing: tuple[str, ...] = ()
 
     @property
     def rounds_asked(self) -> int | None:

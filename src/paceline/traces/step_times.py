@@ -611,10 +611,11 @@ def _last_of_each(lines: Sequence[_Timed]) -> tuple[_Timed, ...]:
     return tuple(reversed(kept))
 
 
-def read_all_times(folder: Path) -> dict[Noun, dict[int, WorkerTimes]]:
+def read_all_times(folder: Path, left_out: list[str] | None = None) -> dict[Noun, dict[int, WorkerTimes]]:
     """Read all files of step times in a run's folder, by noun and number; empty where there are none.
 
-    A file without one whole line says nothing yet: whoever writes it is missing here.
+    A file without one whole line says nothing yet: the rank that writes it is missing here. So is the rank of a file
+    that cannot be read, where `left_out` is a list: why is added to it. Without a list that is a TimesFileError.
 
     >>> import tempfile
     >>> read_all_times(Path(tempfile.mkdtemp()))
@@ -625,6 +626,11 @@ def read_all_times(folder: Path) -> dict[Noun, dict[int, WorkerTimes]]:
         try:
             times = read_times(path)
         except NothingWrittenError:
+            continue
+        except TimesFileError as error:
+            if left_out is None:
+                raise
+            left_out.append(f"{path.name} is left out: {error}")
             continue
         found.setdefault(times.began.noun, {})[times.began.number] = times
     return {noun: dict(sorted(each.items())) for noun, each in found.items()}

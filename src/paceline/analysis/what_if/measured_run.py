@@ -137,6 +137,11 @@ class MeasuredRun:
 
 def measured_run(run: RecordedRun) -> MeasuredRun:
     """Return what a recorded run tells of its times; WhatIfError if it does not tell enough."""
+    found = _measured(run)
+    return replace(found, notes=(*run.missing, *found.notes))
+
+
+def _measured(run: RecordedRun) -> MeasuredRun:
     if run.kind == "watched":
         return _watched(run)
     trace = run.trace
@@ -583,8 +588,9 @@ def _watched(run: RecordedRun) -> MeasuredRun:
     if began.sync not in ("ddp", "fsdp", "none"):
         raise WhatIfError(f"{run.folder} was synchronised by {began.sync}, of which the times alone do not tell enough")
     missing = sorted(set(range(began.workers)) - set(ranks))
-    if missing:
-        raise WhatIfError(f"{run.folder} has no times of ranks {', '.join(map(str, missing))} of {began.workers}")
+    named = f"{'ranks' if len(missing) > 1 else 'rank'} {', '.join(map(str, missing))}"
+    if missing and len(ranks) < max(2, len(missing)):
+        raise WhatIfError(f"{run.folder} has no times of {named} of {began.workers}")
     common = set.intersection(*({(step.step, step.steps) for step in each.steps} for each in ranks.values()))
     if not common:
         raise WhatIfError(f"{run.folder} has no step that all ranks have timed: there is nothing to play again")
@@ -593,6 +599,7 @@ def _watched(run: RecordedRun) -> MeasuredRun:
         for rank, each in sorted(ranks.items())
     }
     lines = list(zip(*by_step.values(), strict=True))
+    in_the_middle = [sorted(line, key=lambda step: step.computing_seconds)[len(line) // 2] for line in lines]
     wires: list[float] = []
     durations: list[float] = []
     for line in lines:
@@ -607,7 +614,7 @@ def _watched(run: RecordedRun) -> MeasuredRun:
         blocks=1,
         on="ranks",
         strategy=Full(),
-        draws=tuple(_rank_draws(steps) for steps in by_step.values()),
+        draws=tuple(_rank_draws(by_step.get(rank, in_the_middle)) for rank in range(began.workers)),
         server_seconds=tuple(wires),
         up_bytes=sum(last),
         down_bytes=sum(last),
@@ -615,4 +622,5 @@ def _watched(run: RecordedRun) -> MeasuredRun:
         round_seconds=tuple(durations),
         processor_seconds=_processor_seconds(ranks),
         hosts=frozenset(_host(each.began.host) for each in ranks.values()),
+        notes=(f"no times of {named} are here: played like the rank in the middle of each step",) if missing else (),
     )
