@@ -6,6 +6,9 @@ import copy
 import functools
 import hashlib
 import io
+import logging
+import sys
+import threading
 import time
 
 import torch
@@ -16,7 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.codecs import QSGD, ErrorFeedback, OneBit, PowerSGD, Sparsifier, TopK, make_codec
 from paceline.data import load_dataset
+from paceline.drivers import ddp as ddp_module
 from paceline.drivers.ddp import compress
+from paceline.drivers.ranks import exchanging, heartbeats
 
 CODECS = {
     "one-bit+ef": lambda: ErrorFeedback(OneBit()),
@@ -382,9 +387,9 @@ def groups():
 
 
 def silent(codec, timeout_seconds):
-    """Rank 1 does not come to the step. What rank 0 hears of it, and after how long."""
+    """Rank 1 is alive, and does not come to the step. What rank 0 hears of it, and after how long."""
     model = ddp()
-    compress(model, codec_of(codec), timeout_seconds=timeout_seconds)
+    KEPT.append(compress(model, codec_of(codec), timeout_seconds=timeout_seconds))
     if dist.get_rank() == 1:
         return None
     started = time.monotonic()
@@ -394,11 +399,100 @@ def silent(codec, timeout_seconds):
 KEPT = []
 
 
-def prepare(codec):
-    """A step, and one more to come."""
-    KEPT.append(hooked(codec)[0])
-    run(KEPT[0], 1)
+def prepare(codec, timeout_seconds):
+    """Two steps, and one more to come; before the second DDP makes its buckets anew, with a collective of its own."""
+    KEPT.append(ddp())
+    compress(KEPT[0], codec_of(codec), timeout_seconds=timeout_seconds)
+    run(KEPT[0], 2)
 
 
 def go_on():
     return error_of(lambda: run(KEPT[0], 1))
+
+
+def sparse(sparse):
+    """A table of 100 rows before a layer: what compress says of its gradient."""
+    table = nn.Embedding(100, 8, sparse=sparse)
+    model = DistributedDataParallel(nn.Sequential(table, nn.Flatten(), nn.Linear(32, 3)))
+    told = error_of(lambda: compress(model, "qsgd levels=7"))
+    model(torch.arange(20).view(5, 4)).sum().backward()
+    return [told, str(table.weight.grad.layout)]
+
+
+# -- an error, and another one on its way -------------------------------------------------------------------------
+
+
+class InjectedError(Exception):
+    """What the tested code did not expect."""
+
+
+class Injection:
+    """Fails one call of those that the files make once something has failed: one that has not been failed before."""
+
+    FILES = (ddp_module.__file__, exchanging.__file__)
+
+    def __init__(self, failed):
+        self.armed, self.hit, self._failed, self._lock = False, "", failed, threading.Lock()
+
+    def __call__(self, frame, event, argument):
+        if not self.armed or self.hit or event not in ("call", "c_call"):
+            return
+        caller = frame.f_back if event == "call" else frame
+        if caller is None or caller.f_code.co_filename not in self.FILES:
+            return
+        called = argument.__name__ if event == "c_call" else frame.f_code.co_name
+        call = f"{called} in {caller.f_code.co_name}"
+        with self._lock:
+            if call in self._failed or called == "__exit__" or self.hit:  # a lock that was not let go of
+                return
+            self._failed.add(call)
+            self.hit = call
+        raise InjectedError(call)
+
+
+def fails_once(injection, first, call):
+    """Return what stands in for a call that raises `first`, once; other calls may fail from then on."""
+
+    def failing(*arguments):
+        if not injection.armed:
+            injection.armed = True
+            raise first
+        return call(*arguments)
+
+    return failing
+
+
+def failing_twice(first, culprit):
+    """Step by step, until there is no call left to fail: an error of the culprit, and another in what follows from it.
+
+    Return for each: what was failed, and what the steps raised from the one that fails on.
+    """
+    logging.getLogger("paceline.exchanges").disabled, begin = True, exchanging.start
+    heartbeats.INTERVAL_SECONDS, exchanging.LOOK_SECONDS = 0.02, 0.02
+    found, failed, ours = [], set(), dist.get_rank() == culprit
+    while True:
+        injection, model = Injection(failed), ddp(nn.Linear(3, 3))
+        if ours:
+            threading.setprofile(injection)
+            sys.setprofile(injection)
+        compression = compress(model, codec_of("qsgd"), timeout_seconds=10.0)
+        steps = []
+        for step in range(4):  # after the first DDP makes its buckets anew, with a collective of its own
+            inputs = torch.ones(2, 3)
+            if ours and step == 2 and first == "memory":
+                decoding = compression._exchanges._workspace
+                decoding.floats = fails_once(injection, MemoryError("no memory"), decoding.floats)
+            if ours and step == 2 and first == "lost":
+                exchanging.start = fails_once(injection, RuntimeError("Connection reset"), begin)
+            if ours and step == 2 and first == "not finite":
+                injection.armed, inputs = True, inputs * float("nan")
+            model.zero_grad()
+            steps.append(error_of(lambda model=model, inputs=inputs: model(inputs).sum().backward()))
+            injection.armed, exchanging.start = False, begin  # what comes later is another way
+        sys.setprofile(None)
+        threading.setprofile(None)
+        found.append([injection.hit, steps[2:]])
+        more = torch.tensor([float(bool(injection.hit))])
+        dist.all_reduce(more)
+        if not more:
+            return found

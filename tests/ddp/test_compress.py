@@ -167,11 +167,39 @@ def test_any_other_failure_to_encode_is_an_error_on_all_ranks(pair):
 
 
 @pytest.mark.parametrize("codec", ["qsgd", "entropy"])
-def test_a_rank_that_does_not_come_is_an_error_after_the_timeout_that_says_what_was_waited_for(pair, codec):
+def test_a_rank_that_does_not_come_is_an_error_after_the_timeout_that_names_it_and_what_was_waited_for(pair, codec):
     message, seconds = pair.do("silent", codec=codec, timeout_seconds=1.0)[0]
     assert message.startswith("RankGoneError: rank 0 waited for the payloads of all 2 ranks for bucket 0 of step 1 (")
-    assert "not heard of for 1 s" in message
+    assert message.endswith("for 1 s at most: rank 1 did not come in 1 s, and is alive")
     assert 1.0 <= seconds < 20.0
+
+
+@pytest.mark.parametrize("first", ["memory", "lost", "not finite"])
+def test_whatever_fails_on_the_way_of_an_error_ends_the_step_on_all_ranks_and_names_the_first(tmp_path, first):
+    """Each call on that way fails in turn, on the rank that has the first error. Nobody waits for a time limit."""
+    with Ranks(tmp_path, 2, "tests.ddp.jobs") as pair:
+        others, culprits = pair.do("failing_twice", first=first, culprit=1)
+    assert len(culprits) > 20
+    errors = {"memory": "MemoryError", "lost": "ConnectionLostError", "not finite": "NotFiniteError"}
+    left = tuple(f"rank 1 has left: {error}" for error in (errors[first], "InjectedError"))
+    known = ("MemoryError: ", "NotFiniteError: rank 1: ", "TroubleError: NOT_FINITE at place 1", "InjectedError: ",
+             "RankGoneError: ", "ConnectionLostError: ")  # fmt: skip
+    for (_, theirs), (failed, ours) in zip(others, culprits, strict=True):
+        assert ours[0] is not None, failed
+        assert ours[0].startswith(known), failed
+        if theirs[-1] is None:  # all have left out the step of the first error, and go on
+            assert ours[-1] is None, failed
+            assert theirs[0].startswith("NotFiniteError: rank 1: the gradient is not finite"), failed
+        else:
+            assert any(words in theirs[-1] for words in left), (failed, theirs)
+
+
+def test_sparse_gradients_are_refused_where_compress_is_called(pair):
+    for told, layout in pair.do("sparse", sparse=True):
+        assert told.startswith("ValueError: compress encodes dense gradients, and the gradient of 0.weight is sparse")
+        assert "sparse=False" in told
+        assert layout == "torch.sparse_coo", "and DistributedDataParallel has it as before"
+    assert pair.do("sparse", sparse=False) == [[None, "torch.strided"]] * 2
 
 
 def test_misuse_is_told(pair):
@@ -189,9 +217,12 @@ def test_misuse_is_told(pair):
         assert f'all ranks must compress alike: rank {1 - rank} with not_finite="' in errors["not finite on one"]
 
 
-def test_a_rank_that_is_killed_is_an_error_on_the_other(tmp_path):
-    with Ranks(tmp_path, 2, "tests.ddp.jobs") as pair:
-        pair.do("prepare", codec="qsgd")
-        pair.kill(1)
-        (message,) = pair.do("go_on", ranks=(0,))
-    assert any(words in message for words in ("a rank is gone", "Connection closed", "Connection reset"))
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+def test_a_rank_that_is_killed_or_stopped_is_named_by_all_others(tmp_path, how):
+    with Ranks(tmp_path, 3, "tests.ddp.jobs") as three:
+        three.do("prepare", codec="qsgd", timeout_seconds=2.0)
+        (three.kill if how == "killed" else three.freeze)(2)
+        messages = three.do("go_on", ranks=(0, 1))
+    for message in messages:
+        assert message.startswith("RankGoneError: ")
+        assert "for 2 s at most: rank 2 is gone: not heard of for" in message

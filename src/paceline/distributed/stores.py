@@ -67,8 +67,8 @@ def meet_ranks(
 ) -> list[Any]:
     """Gather a small value of each of these ranks before they have a group; RankGoneError names who does not come.
 
-    Whatever meets other ranks in its constructor calls it first, on each of them and as often (`RankGroup`, and
-    `compress` and `Balance` may): torch's own waits, while a group is made, are longer than asked, and name a key of
+    Whatever meets other ranks in its constructor calls it first, on each of them and as often (`RankGroup`, `compress`,
+    `Balance`): torch's own waits, while a group is made, are longer than asked, and name a key of
     the store. `doing` completes "waited for rank 1 to ..."; `purpose` keeps meetings of different kinds apart.
     """
     rank, stop = dist.get_rank(), threading.Event()
@@ -83,6 +83,21 @@ def meet_ranks(
         return _ask(ask, timeout_seconds, f"rank {rank} waited for all ranks to {doing}")
     finally:
         stop.set()
+
+
+class FleetingStore:
+    """The private store of this name, looked up at each call: nothing holds it, so that it ends with its group.
+
+    >>> FleetingStore("compress/1").check
+    Traceback (most recent call last):
+    ValueError: Default process group has not been initialized, please make sure to call init_process_group.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(private_store(self._name), name)
 
 
 class StoreGather:

@@ -16,6 +16,10 @@ What goes wrong on one rank is told to all of them, and raised on all of them wh
 finished its round, and a caller may catch the error, leave this step out and go on. The gradients are NaN then, so that
 a step taken all the same does not pass unnoticed.
 
+What goes wrong beside the codec (there is no memory for a sum, a connection is lost) ends the exchanges of this rank
+for good. Its last heartbeat says why, and the others raise a RankGoneError that names it, in the same step or in the
+next. No error may keep a bucket's future waiting: backward waits for it, and looks at nothing else.
+
 With `not_finite="pass"` a gradient that is not finite raises nothing: all gradients of the step are NaN on all ranks,
 so that a GradScaler leaves the step out everywhere, as it does with plain DDP. What codecs remember is as it was before
 the step. (Where the error is raised, a rank whose own gradient was finite keeps it for the next step. Here it must not:
@@ -34,9 +38,11 @@ known by the names of its parameters, and where the names change:
 
 import functools
 import logging
+import os
 import threading
 import time
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -49,7 +55,9 @@ from paceline.codecs.naming import resolve_codec
 from paceline.distributed import RankGoneError, check_limits, first_line
 from paceline.distributed.agreement import describe, gather_rows, raise_difference, short_text
 from paceline.distributed.groups import close_group, make_group
+from paceline.distributed.stores import FleetingStore
 from paceline.drivers.ranks.exchanging import ConnectionLostError, ExchangeScheduler, Underway
+from paceline.drivers.ranks.heartbeats import Heartbeats
 from paceline.drivers.ranks.link_watch import LinkWatch
 from paceline.exchanges import Trouble, TroubleError, VectorExchange, Workspace, make_exchange
 from paceline.exchanges.exchange import Outcome
@@ -101,6 +109,12 @@ def compress(
         raise ValueError(f'not_finite must be "raise" or "pass" (not_finite={not_finite!r})')
     codec = resolve_codec(codec)
     check_plan(plan, codec)
+    sparse = sparse_parameters(model.module)
+    if sparse:
+        raise ValueError(
+            f"compress encodes dense gradients, and the gradient of {sparse[0]} is sparse: make the embedding with "
+            "sparse=False, or train this model without compress()"
+        )
     if getattr(model, "_comm_hooks", None):
         raise ValueError("this model has a communication hook already; a DistributedDataParallel model takes one")
     compression = Compression(model, codec, plan, seed, process_group, timeout_seconds, not_finite, log)
@@ -135,14 +149,14 @@ class Compression:
         self._generator = torch_generator(seed, "compress", self._rank)
         elements = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
         self._exchanges = BucketExchanges(codec, plan, self._ranks.index(self._rank), len(self._ranks), elements)
-        self._failures: dict[int, Exception] = {}  # by bucket, of this step
+        self._failures: dict[int, Exception] = {}  # by bucket, of this step; the first error of each
         self._step_payload_bytes = self._step_gradient_bytes = 0  # of this step
         self._used: list[VectorExchange] = []  # in this step
         self._memories: list[dict[str, Any]] = []  # what they remembered before it, where that may be wanted
         self._parameters: list[torch.Tensor] = []  # in this step
         self._begun: list[VectorExchange] = []  # of those, the ones that are encoded and not sent yet
-        self._lock = threading.Lock()  # the hook and the scheduler's thread count
-        self._open_buckets, self._is_shadow = 0, False
+        self._lock = threading.Lock()  # the hook and the scheduler's thread change what follows
+        self._open_buckets, self._is_shadow = set[int](), False
         self._taken: set[Underway] = set()  # in this step
 
     def _connect(self, model: DistributedDataParallel, given: dist.ProcessGroup | None) -> None:
@@ -157,16 +171,19 @@ class Compression:
         device = next(model.parameters()).device
         first = given or make_group(self._ranks, dist.get_backend_config(theirs), self._timeout_seconds)
         try:
+            rows = gather_rows(
+                {
+                    "codec": short_text(describe(self.codec)),
+                    "plan": self.plan,
+                    "not_finite": f'not_finite="{self.not_finite}"',
+                    "name": os.urandom(8).hex(),
+                },
+                first,
+                device,
+            )
+            name, *_ = [row.pop("name") for row in rows]
             raise_difference(  # payloads of ranks that encode differently would not fit in each other's places
-                gather_rows(
-                    {
-                        "codec": short_text(describe(self.codec)),
-                        "plan": self.plan,
-                        "not_finite": f'not_finite="{self.not_finite}"',
-                    },
-                    first,
-                    device,
-                ),
+                rows,
                 "all ranks must compress alike: {who} with {theirs}, this one with {ours}",
                 names=[f"rank {rank}" for rank in self._ranks],
                 reference=self._ranks.index(self._rank),
@@ -179,7 +196,11 @@ class Compression:
         others = max(steps_of(plan, ours) for plan in plans) - 1
         backend = dist.get_backend_config(theirs)
         groups = [first, *(make_group(self._ranks, backend, self._timeout_seconds) for _ in range(others))]
-        self._scheduler = ExchangeScheduler(groups, device)
+        store = FleetingStore(f"compress/{name}")
+        self._heartbeats = Heartbeats(store, self._ranks, self._rank, silence_seconds=self._timeout_seconds)
+        self._heartbeats.start()
+        weakref.finalize(self, self._heartbeats.stop)
+        self._scheduler = ExchangeScheduler(groups, device, self._heartbeats, self._timeout_seconds)
         gradient_bytes = sum(each.nbytes for each in model.parameters() if each.requires_grad)
         watched = device.type == "cpu" and world > 1  # on a GPU nobody looks
         self._watch = LinkWatch(gradient_bytes) if watched else None
@@ -260,6 +281,14 @@ class Compression:
 
     def _send(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
         """Encode and send a bucket; return a future of the mean of all ranks."""
+        try:
+            return self._begin(bucket)
+        except Exception as error:
+            with suppress(Exception):  # the scheduler's thread does it again
+                self._scheduler.fail(error)
+            raise
+
+    def _begin(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
         index, buffer, last = bucket.index(), bucket.buffer(), bucket.is_last()
         names = [self._names[id(parameter)] for parameter in bucket.parameters()]
         shapes = [parameter.shape for parameter in bucket.parameters()]
@@ -273,11 +302,11 @@ class Compression:
             self._parameters += bucket.parameters()
         self._step_gradient_bytes += buffer.numel() * buffer.element_size()
         with self._lock:
-            self._open_buckets += 1
+            self._open_buckets.add(index)
         if last:
             self.steps += 1
             self._backward_done = time.perf_counter()
-            self._is_shadow = not _after_backward(self._end_step)
+            self._is_shadow = not _after_backward(self._end_step, self._scheduler.fail)
         direct = buffer.dtype is torch.float32 and buffer.is_contiguous()
         if self._begun and self._begun[0].plan != exchange.plan:
             self._send_begun()
@@ -303,33 +332,46 @@ class Compression:
         underway: Underway,
         ended: Outcome,
     ) -> None:
-        """Put the mean of all ranks into the bucket; runs in the scheduler's thread, raises nothing."""
+        """Put the mean of all ranks into the bucket; runs in the scheduler's thread.
+
+        It may be called again with what it has raised: the bucket's first error stays.
+        """
+        if future.done():  # and the next step may have begun
+            return
+        failure = ended if isinstance(ended, Exception) else None
         try:
-            if isinstance(ended, Exception):
-                raise self._error(ended, what) from getattr(ended, "cause", None) or ended.__cause__
-            ended.div_(len(self._ranks))
-            if ended is not buffer:
-                buffer.copy_(ended)
-            self._step_payload_bytes += exchange.made_bytes
+            if isinstance(ended, torch.Tensor):
+                ended.div_(len(self._ranks))
+                if ended is not buffer:
+                    buffer.copy_(ended)
+                self._step_payload_bytes += exchange.made_bytes
+            else:
+                failure = self._error(ended, what)
+                failure.__cause__ = getattr(ended, "cause", None) or ended.__cause__
         except Exception as error:
-            self._failures[index] = error
-            buffer.fill_(float("nan"))
-        with self._lock:
-            self._taken.add(underway)
-            self._open_buckets -= 1
-            ends_shadow = self._is_shadow and not self._open_buckets
-        if ends_shadow:
-            self._is_shadow = False
-            with suppress(Exception):  # those who have data raise it; this rank leaves the step out as they do
-                self._end_step()
-        future.set_result(buffer)
+            failure = failure or error
+        if failure is not None:
+            self._failures.setdefault(index, failure)
+            with suppress(Exception):  # the error is raised all the same
+                buffer.fill_(float("nan"))
+        try:
+            with self._lock:
+                self._taken.add(underway)
+                self._open_buckets.discard(index)
+                ends_shadow = self._is_shadow and not self._open_buckets
+            if ends_shadow:
+                self._is_shadow = False
+                with suppress(Exception):  # those who have data raise it; this rank leaves the step out as they do
+                    self._end_step()
+        finally:
+            future.set_result(buffer)
 
     def _error(self, error: Exception, what: str) -> Exception:
         """Return the error that all ranks raise."""
         if isinstance(error, ConnectionLostError):
             return RankGoneError(
-                f"rank {self._rank} waited for the payloads of all {len(self._ranks)} ranks for {what}, and a rank is "
-                f"gone, or was not heard of for {self._timeout_seconds:g} s: {first_line(error)}"
+                f"rank {self._rank} waited for the payloads of all {len(self._ranks)} ranks for {what}, for "
+                f"{self._timeout_seconds:g} s at most: {first_line(error)}"
             )
         if not isinstance(error, TroubleError):
             return error
@@ -347,6 +389,16 @@ class Compression:
     def _end_step(self) -> None:
         """Raise what has gone wrong in this step, on all ranks, and take back what they sent in it."""
         failures, self._failures = self._failures, {}
+        try:
+            self._settle(failures)
+        except Exception as error:  # of this rank alone
+            failures.setdefault(max(failures, default=-1) + 1, error)
+            self._scheduler.fail(error)
+        if failures and not (self.not_finite == PASS and are_not_finite(failures)):
+            raise failures[min(failures)]
+
+    def _settle(self, failures: dict[int, Exception]) -> None:
+        """Let the codecs go on from this step, or as if it had not been; count it."""
         used, self._used = self._used, []
         memories, self._memories = self._memories, []
         parameters, self._parameters = self._parameters, []
@@ -356,12 +408,12 @@ class Compression:
         self.sent_bytes += sum(underway.given_bytes for underway in taken)
         if failures:
             self.skipped_steps += 1
-            if self.not_finite == PASS and all(isinstance(each, NotFiniteError) for each in failures.values()):
+            if self.not_finite == PASS and are_not_finite(failures):
                 self._pass_not_finite(used, memories, parameters)
                 return
             for exchange in used:  # the step is left out, on all ranks: what they sent in it was not used
                 exchange.take_back()
-            raise failures[min(failures)]
+            return
         self.payload_bytes += payload_bytes
         self.gradient_bytes += gradient_bytes
         if self.steps > 1:  # in the first step kernels are compiled
@@ -407,16 +459,46 @@ class Compression:
         watch.probed(underway)
 
 
-def _after_backward(callback: Any) -> bool:
+def are_not_finite(failures: Mapping[int, Exception]) -> bool:
+    """Return whether there is no failure but numbers that are not finite.
+
+    >>> are_not_finite({0: NotFiniteError("the gradient is not finite")}), are_not_finite({0: MemoryError()})
+    (True, False)
+    """
+    return all(isinstance(each, NotFiniteError) for each in failures.values())
+
+
+def sparse_parameters(module: torch.nn.Module) -> list[str]:
+    """Return the names of the parameters whose gradients are sparse, as DistributedDataParallel finds them.
+
+    >>> sparse_parameters(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Embedding(9, 2, sparse=True)))
+    ['1.weight']
+    """
+    kinds = (torch.nn.Embedding, torch.nn.EmbeddingBag)
+    sparse = {id(each.weight) for each in module.modules() if isinstance(each, kinds) and each.sparse}
+    return [name for name, each in module.named_parameters() if id(each) in sparse and each.requires_grad]
+
+
+def _after_backward(callback: Callable[[], None], failed: Callable[[Exception], None]) -> bool:
     """Call `callback` when backward is through and DDP has finished its round; return whether there is a backward.
+
+    Where it cannot be called, `failed` is.
 
     There is none on a rank that is out of data, and keeps company in DDP's join().
     """
     later = torch.autograd.Variable._execution_engine.queue_callback
+
+    def queue_again() -> None:
+        try:
+            later(callback)
+        except Exception as error:
+            failed(error)
+            raise
+
     try:
         # They are called in the order in which they are queued. DDP queues its own after the hook of the last
         # bucket, so ours, if it were queued now, would come before: what comes now queues it again.
-        later(lambda: later(callback))
+        later(queue_again)
     except RuntimeError:
         return False
     return True

@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import math
 import queue
 import threading
 import time
@@ -32,8 +33,11 @@ import torch.distributed as dist
 
 from paceline.codecs import Codec
 from paceline.codecs.requests import AllGather, AllReduce, AllToAll, Request, request_traffic
-from paceline.distributed import first_line
+from paceline.distributed import first_line, name_ranks
 from paceline.distributed.collectives import PendingCollective, start_gather
+from paceline.distributed.groups import never_destroy
+from paceline.drivers.ranks.heartbeats import LOST_BEATS, LOST_LOOK_SECONDS, Heartbeats
+from paceline.drivers.ranks.lifecycle import reason_of
 from paceline.errors import PacelineError
 from paceline.exchanges import ExchangeProtocol, TroubleError, make_exchange
 from paceline.exchanges.exchange import Outcome
@@ -46,6 +50,7 @@ log = logging.getLogger("paceline.exchanges")
 
 MOST_COPIED_BYTES = 32_768  # of a gather that is sent to all at once, in copies, and not around a ring
 JOIN_SECONDS = 1.0
+LOOK_SECONDS = 0.5  # without an arrival, after which the thread looks at who is alive
 Result = TypeVar("Result")
 
 
@@ -138,6 +143,8 @@ class Underway:
     busy_seconds: float = 0.0
     on_wire: list[tuple[float, float]] = field(default_factory=list)  # from, to
     given_bytes: int = 0
+    number: int = 0  # of what this rank has sent, from 1
+    began: float = field(default_factory=time.monotonic)
 
     def sent(self, given: int) -> None:
         """Count bytes that are given to the network."""
@@ -152,10 +159,13 @@ class _State:
     """What the scheduler and its thread share: the thread must not keep the scheduler alive."""
 
     groups: list[dist.ProcessGroup]
-    events: queue.SimpleQueue[Underway | None] = field(default_factory=queue.SimpleQueue)
+    heartbeats: Heartbeats | None
+    timeout_seconds: float
+    events: queue.SimpleQueue[tuple[Underway, int] | None] = field(default_factory=queue.SimpleQueue)
     lock: threading.Lock = field(default_factory=threading.Lock)
     underway: list[Underway] = field(default_factory=list)  # in the order in which they were sent
-    broken: Exception | None = None  # an error of this rank alone, after which its steps fit no other's
+    broken: Exception | None = None  # the first error after which this rank's steps fit no other's
+    told: bool = False  # the other ranks hear of it
 
 
 class ExchangeScheduler:
@@ -163,14 +173,21 @@ class ExchangeScheduler:
 
     `begin` encodes a vector, `send` sends all that were begun since. `groups` are one for each step. An error
     that this rank alone has in the middle of an exchange ends all of its exchanges: its next step would meet the
-    others' earlier one, and give wrong sums.
+    others' earlier one, and give wrong sums. The last of its `heartbeats` says why, and ends the exchanges of the
+    others: while something is under way, the thread looks at what is heard of them.
 
     On a GPU there is no thread: waiting holds up a stream of its own there, and not the processor, so an exchange is
     taken through all its steps when it is sent. (Not run on a GPU yet.)
     """
 
-    def __init__(self, groups: Sequence[dist.ProcessGroup], device: torch.device) -> None:
-        self._state = _State(list(groups))
+    def __init__(
+        self,
+        groups: Sequence[dist.ProcessGroup],
+        device: torch.device,
+        heartbeats: Heartbeats | None = None,
+        timeout_seconds: float = math.inf,
+    ) -> None:
+        self._state = _State(list(groups), heartbeats, timeout_seconds)
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._thread: threading.Thread | None = None
         self._finalizer: Any = None
@@ -179,7 +196,10 @@ class ExchangeScheduler:
         self._busy_seconds = 0.0
 
     def begin(self, protocol: ExchangeProtocol, finished: Finished) -> None:
-        """Encode a vector now, on this thread; call `finished` later, on the other, with the sum or an error."""
+        """Encode a vector now, on this thread; call `finished` later, on the other, with the sum or an error.
+
+        If `finished` raises, it is called once more, with what it has raised.
+        """
         began = time.perf_counter()
         with self._on_stream():
             self._begun.append(begin_exchange(protocol))
@@ -192,6 +212,10 @@ class ExchangeScheduler:
             protocol=join_exchanges(self._begun), finished=self._finished, busy_seconds=self._busy_seconds
         )
         self._begun, self._finished, self._busy_seconds = [], [], 0.0
+        with self._state.lock:
+            self._state.underway.append(underway)
+        if self._state.heartbeats is not None:
+            underway.number = self._state.heartbeats.entered = self._state.heartbeats.entered + 1
         if self._stream is not None:
             with self._on_stream():
                 self._run_all(underway)
@@ -201,9 +225,17 @@ class ExchangeScheduler:
             self._thread = threading.Thread(target=_run, args=given, name=name, daemon=True)
             self._thread.start()
             self._finalizer = weakref.finalize(self, _end, self._state.events, self._thread)
-        with self._state.lock:
-            self._state.underway.append(underway)
         _advance(self._state, underway)
+
+    def fail(self, error: Exception) -> None:
+        """End all exchanges of this rank with an error of its own, and let the other ranks hear of it."""
+        self._state.broken = self._state.broken or error
+        if self._finished:
+            begun = Underway(protocol=join_exchanges(self._begun), finished=self._finished)
+            self._begun, self._finished = [], []
+            with self._state.lock:
+                self._state.underway.append(begun)
+        _end_all(self._state)
 
     @contextlib.contextmanager
     def _on_stream(self) -> Iterator[None]:
@@ -216,25 +248,62 @@ class ExchangeScheduler:
             yield
 
     def _run_all(self, underway: Underway) -> None:
-        outcomes: list[Outcome]
         try:
             outcomes = exchange_now(underway.protocol, self._state.groups, underway.sent)
         except Exception as error:
-            outcomes = [error] * len(underway.finished)
-        _tell(underway, outcomes)
+            self.fail(error)
+        else:
+            _tell(self._state, underway, outcomes)
 
 
-def _end(events: queue.SimpleQueue[Underway | None], thread: threading.Thread) -> None:
+def _end(events: queue.SimpleQueue[tuple[Underway, int] | None], thread: threading.Thread) -> None:
     events.put(None)
     if thread is not threading.current_thread():
         thread.join(JOIN_SECONDS)
 
 
 def _run(state: _State) -> None:
-    while (event := state.events.get()) is not None:
-        event.arrived = True
-        while (ready := _next_ready(state)) is not None:
-            _advance(state, ready)
+    ended = False
+    while not ended:
+        try:
+            ended = _take_event(state)
+        except Exception as error:  # what ends an exchange may fail itself; the next look does it again
+            state.broken = state.broken or error
+
+
+def _take_event(state: _State) -> bool:
+    """Do what follows from an arrival, or look around where there is none; return whether it was the last."""
+    try:
+        event = state.events.get(timeout=LOOK_SECONDS)
+    except queue.Empty:
+        _look(state)
+        return False
+    if event is None:
+        return True
+    underway, step = event
+    underway.arrived = underway.arrived or underway.step == step
+    _advance_ready(state)
+    return False
+
+
+def _look(state: _State) -> None:
+    """End what is under way, if a rank is gone that it waits for, or if the exchanges of this rank have failed."""
+    heartbeats = state.heartbeats
+    if state.broken is None and heartbeats is not None and state.underway:
+        gone = heartbeats.find_gone()
+        if gone is not None and not heartbeats.store_lost:  # without a store ranks still hear each other
+            state.broken, state.told = ConnectionLostError(gone), True
+    if state.broken is not None:
+        _end_all(state)
+        return
+    for underway in list(state.underway):  # whose arrival could not be told
+        underway.arrived = underway.arrived or (underway.work is not None and underway.work.is_completed())
+    _advance_ready(state)
+
+
+def _advance_ready(state: _State) -> None:
+    while (ready := _next_ready(state)) is not None:
+        _advance(state, ready)
 
 
 def _next_ready(state: _State) -> Underway | None:
@@ -251,32 +320,71 @@ def _next_ready(state: _State) -> Underway | None:
 def _advance(state: _State, underway: Underway) -> None:
     """Take the next step of what is under way, or the first, or end it; raises nothing."""
     started = time.perf_counter()
-    outcomes: list[Outcome]
     try:
         if state.broken is not None:
-            raise ConnectionLostError(f"this rank has left the exchanges: {first_line(state.broken)}")
+            left = ConnectionLostError(f"this rank has left the exchanges: {first_line(state.broken)}")
+            _tell(state, underway, [left] * len(underway.finished))
+            return
         request = _next_request(underway)
         underway.busy_seconds += time.perf_counter() - started
         _start(state, underway, request)
-        return
     except StopIteration as end:
-        outcomes = end.value
+        underway.busy_seconds += time.perf_counter() - started
+        _tell(state, underway, end.value)
     except Exception as error:
-        outcomes = [error] * len(underway.finished)
         state.broken = state.broken or error
-    underway.busy_seconds += time.perf_counter() - started
-    with state.lock:
-        state.underway.remove(underway)
-    underway.work = underway.answer = None  # they hold payloads
-    _tell(underway, outcomes)
+        _end_all(state)
 
 
-def _tell(underway: Underway, outcomes: Sequence[Outcome]) -> None:
-    for finished, outcome in zip(underway.finished, outcomes, strict=True):
+def _tell(state: _State, underway: Underway, outcomes: Sequence[Outcome]) -> None:
+    """Tell those who wait for these exchanges what each came to; what fails in here can be called again."""
+    while underway.finished:
+        finished = underway.finished[0]
         try:
-            finished(underway, outcome)
-        except Exception:
+            finished(underway, outcomes[-len(underway.finished)])
+        except Exception as error:
             log.exception("the end of an exchange could not be told")
+            with contextlib.suppress(Exception):
+                finished(underway, error)
+        underway.finished = underway.finished[1:]
+    with state.lock:
+        if underway in state.underway:
+            state.underway.remove(underway)
+    underway.work = underway.answer = None  # they hold payloads
+
+
+def _end_all(state: _State) -> None:
+    """End all that is under way with the first error of this rank, once the other ranks can hear of it."""
+    if not state.told and state.heartbeats is not None:
+        named = _name_lost(state, state.heartbeats) if isinstance(state.broken, ConnectionLostError) else ""
+        if named:
+            state.broken = ConnectionLostError(named)
+        else:
+            state.heartbeats.stop(reason_of(state.broken))
+    state.told = True
+    for underway in list(state.underway):
+        for group in state.groups:
+            never_destroy(group)  # gloo's destructor would wait for what is under way
+        _tell(state, underway, [state.broken or ConnectionLostError("ended")] * len(underway.finished))
+
+
+def _name_lost(state: _State, heartbeats: Heartbeats) -> str:
+    """Say in words which rank is gone, or does not come; "" if all are alive and have come."""
+    number = min((each.number for each in state.underway), default=0)
+    began = min((each.began for each in state.underway), default=0.0)
+    looked, interval = time.monotonic(), heartbeats.interval_seconds
+    while True:
+        gone = heartbeats.find_gone(after_seconds=LOST_BEATS * interval)
+        if gone is not None:
+            return gone
+        now, late = time.monotonic(), heartbeats.behind(number)
+        if late and now - began >= state.timeout_seconds:
+            did_not = f"{name_ranks(late)} did not come in {state.timeout_seconds:g} s"
+            if now - looked > 2 * interval and all(heartbeats.silent_seconds(rank) < 1.5 * interval for rank in late):
+                return f"{did_not}, and is alive"
+        if now - looked > (LOST_BEATS + 2) * interval:
+            return did_not if late and now - began >= state.timeout_seconds else ""
+        time.sleep(LOST_LOOK_SECONDS)
 
 
 def _next_request(underway: Underway) -> Request:
@@ -301,10 +409,12 @@ def _start(state: _State, underway: Underway, request: Request) -> None:
         underway.answer, underway.work = start(request, group)
     except RuntimeError as error:
         raise ConnectionLostError(first_line(error)) from error
-    then = functools.partial(_arrived, state.events, underway, started)
+    then = functools.partial(_arrived, state.events, underway, underway.step, started)
     PendingCollective(underway.work, request.tensor.device, then)
 
 
-def _arrived(events: queue.SimpleQueue[Underway | None], underway: Underway, started: float) -> None:
+def _arrived(
+    events: queue.SimpleQueue[tuple[Underway, int] | None], underway: Underway, step: int, started: float
+) -> None:
     underway.on_wire.append((started, time.perf_counter()))
-    events.put(underway)
+    events.put((underway, step))

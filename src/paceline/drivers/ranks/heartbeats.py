@@ -111,6 +111,14 @@ class Heartbeats:
         """Return how many averages, or rounds, a rank had entered when it was last heard of."""
         return int(self._heard[rank][1]) if rank in self._heard else None
 
+    def behind(self, number: int) -> list[int]:
+        """Return the other ranks that have not been heard to enter so many averages, or rounds."""
+        return [rank for rank in self._others if (self.entered_of(rank) or 0) < number]
+
+    def silent_seconds(self, rank: int) -> float:
+        """Return for how long a rank has not been heard of."""
+        return self._silent_seconds[rank]
+
     def _store_silent(self) -> bool:
         """Whether the thread has come back from no look for too long, not counting time in which nobody checked."""
         now = time.monotonic()
@@ -166,7 +174,7 @@ class FailureDetector:
         timeout_seconds: float,
         purpose: Purpose = AVERAGING,
     ) -> None:
-        self._heartbeats, self._others = heartbeats, [other for other in ranks if other != rank]
+        self._heartbeats = heartbeats
         self._unit = purpose.unit
         self._timeout_seconds = timeout_seconds
         self._looked_at = 0.0
@@ -190,7 +198,7 @@ class FailureDetector:
 
     def missing(self, number: int) -> list[int]:
         """Return the other ranks that have not been heard to enter average, or round, `number`."""
-        return [rank for rank in self._others if (self._heartbeats.entered_of(rank) or 0) <= number]
+        return self._heartbeats.behind(number + 1)
 
     def _late(self, number: int, what: str) -> str:
         unit, missing = self._unit, self.missing(number)
