@@ -396,6 +396,15 @@ def silent(codec, timeout_seconds):
     return [error_of(lambda: run(model, 1)), time.monotonic() - started]
 
 
+def absent(timeout_seconds):
+    """Rank 1 never calls compress; in the end only rank 0 refuses to."""
+    model = ddp()
+    alone = [error_of(lambda: compress(model, "qsgd", timeout_seconds=timeout_seconds))] if not dist.get_rank() else []
+    dist.barrier()
+    refusing = nn.Embedding(9, 2, sparse=not dist.get_rank())
+    return [*alone, error_of(lambda: compress(DistributedDataParallel(refusing), "qsgd"))]
+
+
 KEPT = []
 
 

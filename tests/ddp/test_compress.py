@@ -217,6 +217,13 @@ def test_misuse_is_told(pair):
         assert f'all ranks must compress alike: rank {1 - rank} with not_finite="' in errors["not finite on one"]
 
 
+def test_a_rank_that_does_not_call_compress_or_refuses_to_is_named_in_the_time_that_was_asked_for(pair):
+    (alone, ours), (theirs,) = pair.do("absent", timeout_seconds=1.0)
+    assert alone == "RankGoneError: rank 0 waited 1 s for rank 1 to compress"
+    assert ours.startswith("ValueError: compress encodes dense gradients")
+    assert theirs.startswith("ValueError: rank 0 cannot compress: compress encodes dense gradients")
+
+
 @pytest.mark.parametrize("how", ["killed", "stopped"])
 def test_a_rank_that_is_killed_or_stopped_is_named_by_all_others(tmp_path, how):
     with Ranks(tmp_path, 3, "tests.ddp.jobs") as three:

@@ -53,9 +53,9 @@ from torch.nn.parallel import DistributedDataParallel
 from paceline.codecs import Codec, NotFiniteError
 from paceline.codecs.naming import resolve_codec
 from paceline.distributed import RankGoneError, check_limits, first_line
-from paceline.distributed.agreement import describe, gather_rows, raise_difference, short_text
-from paceline.distributed.groups import close_group, make_group
-from paceline.distributed.stores import FleetingStore
+from paceline.distributed.agreement import describe, raise_difference, raise_refusals, refusal_text, short_text
+from paceline.distributed.groups import make_group
+from paceline.distributed.stores import FleetingStore, meet_ranks
 from paceline.drivers.ranks.exchanging import ConnectionLostError, ExchangeScheduler, Underway
 from paceline.drivers.ranks.heartbeats import Heartbeats
 from paceline.drivers.ranks.link_watch import LinkWatch
@@ -109,12 +109,6 @@ def compress(
         raise ValueError(f'not_finite must be "raise" or "pass" (not_finite={not_finite!r})')
     codec = resolve_codec(codec)
     check_plan(plan, codec)
-    sparse = sparse_parameters(model.module)
-    if sparse:
-        raise ValueError(
-            f"compress encodes dense gradients, and the gradient of {sparse[0]} is sparse: make the embedding with "
-            "sparse=False, or train this model without compress()"
-        )
     if getattr(model, "_comm_hooks", None):
         raise ValueError("this model has a communication hook already; a DistributedDataParallel model takes one")
     compression = Compression(model, codec, plan, seed, process_group, timeout_seconds, not_finite, log)
@@ -162,39 +156,45 @@ class Compression:
     def _connect(self, model: DistributedDataParallel, given: dist.ProcessGroup | None) -> None:
         """Make the groups through which payloads travel, with all ranks or none."""
         theirs: dist.ProcessGroup = model.process_group
-        self._ranks, self._rank = dist.get_process_group_ranks(given or theirs), dist.get_rank()
-        if self._ranks != dist.get_process_group_ranks(theirs):
-            raise ValueError(f"process_group must have the ranks of the model's own group (it has {self._ranks})")
+        self._ranks, self._rank = dist.get_process_group_ranks(theirs), dist.get_rank()
         shapes = [parameter.shape for parameter in model.parameters() if parameter.requires_grad]
         ours, world = self.codec.fresh(shapes), len(self._ranks)
-        make_exchange(self.codec, shapes, 0, world, self.plan)  # refuses what cannot be
-        device = next(model.parameters()).device
-        first = given or make_group(self._ranks, dist.get_backend_config(theirs), self._timeout_seconds)
+        refusal: Exception | None = None
         try:
-            rows = gather_rows(
-                {
-                    "codec": short_text(describe(self.codec)),
-                    "plan": self.plan,
-                    "not_finite": f'not_finite="{self.not_finite}"',
-                    "name": os.urandom(8).hex(),
-                },
-                first,
-                device,
-            )
-            name, *_ = [row.pop("name") for row in rows]
-            raise_difference(  # payloads of ranks that encode differently would not fit in each other's places
-                rows,
-                "all ranks must compress alike: {who} with {theirs}, this one with {ours}",
-                names=[f"rank {rank}" for rank in self._ranks],
-                reference=self._ranks.index(self._rank),
-            )
-        except ValueError:
-            if given is None:
-                close_group(first, pending=False)
-            raise
+            if given is not None and dist.get_process_group_ranks(given) != self._ranks:
+                their_ranks = dist.get_process_group_ranks(given)
+                raise ValueError(f"process_group must have the ranks of the model's own group (it has {their_ranks})")
+            check_gradients(model, self.codec)
+            make_exchange(self.codec, shapes, 0, world, self.plan)  # refuses what cannot be
+        except Exception as error:  # the others must hear of it, whatever it is: they would wait
+            refusal = error
+        rows = meet_ranks(
+            self._ranks,
+            "compress",
+            {
+                "codec": short_text(describe(self.codec)),
+                "plan": self.plan,
+                "not_finite": f'not_finite="{self.not_finite}"',
+                "name": os.urandom(8).hex(),
+                "refusal": "" if refusal is None else refusal_text(refusal),
+            },
+            purpose="compress",
+            timeout_seconds=self._timeout_seconds,
+        )
+        name, *_ = [row.pop("name") for row in rows]
+        names = [f"rank {rank}" for rank in self._ranks]
+        refusals = [row.pop("refusal") for row in rows]
+        raise_refusals(refusals, ours=refusal, names=names, sentence="{who} cannot compress: {refusal}")
+        raise_difference(  # payloads of ranks that encode differently would not fit in each other's places
+            rows,
+            "all ranks must compress alike: {who} with {theirs}, this one with {ours}",
+            names=names,
+            reference=self._ranks.index(self._rank),
+        )
+        device, backend = next(model.parameters()).device, dist.get_backend_config(theirs)
+        first = given or make_group(self._ranks, backend, self._timeout_seconds)
         plans = [self.plan] if self.plan != AUTO else [each for each in plans_of(ours) if world > 2 or each != TWO_STEP]
         others = max(steps_of(plan, ours) for plan in plans) - 1
-        backend = dist.get_backend_config(theirs)
         groups = [first, *(make_group(self._ranks, backend, self._timeout_seconds) for _ in range(others))]
         store = FleetingStore(f"compress/{name}")
         self._heartbeats = Heartbeats(store, self._ranks, self._rank, silence_seconds=self._timeout_seconds)
@@ -466,6 +466,16 @@ def are_not_finite(failures: Mapping[int, Exception]) -> bool:
     (True, False)
     """
     return all(isinstance(each, NotFiniteError) for each in failures.values())
+
+
+def check_gradients(model: DistributedDataParallel, codec: Codec) -> None:
+    """Refuse gradients that cannot travel encoded."""
+    sparse = sparse_parameters(model.module)
+    if sparse:
+        raise ValueError(
+            f"compress encodes dense gradients, and the gradient of {sparse[0]} is sparse: make the embedding with "
+            "sparse=False, or train this model without compress()"
+        )
 
 
 def sparse_parameters(module: torch.nn.Module) -> list[str]:
