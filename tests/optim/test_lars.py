@@ -204,3 +204,15 @@ def test_the_gradient_of_a_sum_is_taken_as_it_comes(way):
     optimizer.step()
     assert_close([layer], [before - 0.001 * before.norm() / 12**0.5])
     assert torch.equal(layer.grad, gradient)  # a step leaves gradients alone
+
+
+def test_like_every_optimiser_of_torch_s_it_has_a_rate_where_none_is_given():
+    for kind in (torch.optim.SGD, torch.optim.AdamW, LARS):
+        layer = torch.nn.Linear(64, 64)
+        optimizer = kind(layer.parameters(), weight_decay=0.0)
+        assert optimizer.param_groups[0]["lr"] > 0
+    before = layer.weight.detach().clone()
+    layer(torch.ones(3, 64)).square().mean().backward()
+    optimizer.step()
+    moved = float(((layer.weight.detach() - before).norm() / before.norm()).item())
+    assert moved == pytest.approx(0.001, rel=1e-3)  # trust_coefficient of its length: neither nothing nor a jump

@@ -120,5 +120,3 @@ def test_a_sparse_gradient_is_refused_with_what_to_do(chosen):
 def test_a_misspelt_setting_of_a_group_is_kept_like_any_other_optimisers_and_one_of_the_optimiser_refused():
     with pytest.raises(TypeError, match="wieght_decay"):
         LARS([layer()], lr=0.1, wieght_decay=0.1)
-    with pytest.raises(TypeError, match="lr"):
-        LARS([layer()])

@@ -2,6 +2,7 @@
 
     Trainer(callbacks=[paceline.lightning.Compress("qsgd")])     gradients of DDP travel encoded
     Trainer(strategy=paceline.lightning.Averaging("hpsgd"))      ranks train alone, and average what they have learned
+    Trainer(strategy="paceline-hpsgd")                           the same with its defaults, as LightningCLI takes it
     Trainer(callbacks=[paceline.lightning.Prune(pruning)])       samples sit epochs out
 
 Each keeps what every rank remembers in Lightning's one checkpoint file, and tells Lightning's loggers its figures, as
@@ -21,6 +22,8 @@ from typing import TYPE_CHECKING
 from paceline.lazy import lazy_names, need_extra
 
 need_extra("lightning", "lightning")
+
+import paceline.lightning.averaging  # noqa: E402, F401 - it tells Lightning the names of its strategies
 
 if TYPE_CHECKING:
     from paceline.lightning.averaging import Averaging

@@ -434,7 +434,7 @@ class AveragingStrategy(DDPStrategy):
 
     @classmethod
     def register_strategies(cls, strategy_registry: Any) -> None:
-        """Make Trainer(strategy="paceline-hpsgd") and the like known; importing `paceline.lightning.averaging` does."""
+        """Make Trainer(strategy="paceline-hpsgd") and the like known; importing `paceline.lightning` does."""
         for method in AVERAGERS:
             if f"paceline-{method}" not in strategy_registry:
                 strategy_registry.register(f"paceline-{method}", cls, f"averaging by {method}", method=method)

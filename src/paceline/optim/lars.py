@@ -93,7 +93,8 @@ class LARS(Optimizer):
 
     Args:
         params: parameters, named parameters or groups of them, as for every optimiser of torch.
-        lr: global rate, a number or a tensor of one element. LARS wants large ones: the paper has 2 to 30.
+        lr: global rate, a number or a tensor of one element. With 1.0 a layer moves by at most trust_coefficient of its
+            length; the paper has 2 to 30.
         momentum: share of the last step that is taken again, between 0 and 1.
         weight_decay: L2 penalty; part of the gradient, and of the local rate. Where it is not given it is 5e-4, with a
             warning: with the next release it is 0 then, as in torch's SGD.
@@ -117,7 +118,7 @@ class LARS(Optimizer):
     def __init__(
         self,
         params: ParamsT,
-        lr: float | Tensor,
+        lr: float | Tensor = 1.0,
         momentum: float = 0.9,
         weight_decay: float | None = None,
         trust_coefficient: float | None = 0.001,

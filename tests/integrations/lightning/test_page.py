@@ -28,8 +28,6 @@ def test_lightnings_own_launcher_starts_the_ranks(tmp_path):
     script = tmp_path / "script.py"
     told = "print(f'RANK {trainer.global_rank} of {trainer.world_size}: {trainer.global_step} steps')\n"
     script.write_text(first + average.replace('paceline.lightning.Averaging("hpsgd")', '"paceline-hpsgd"') + told)
-    import_it = "import paceline.lightning\n"
-    script.write_text(script.read_text().replace(import_it, import_it + "import paceline.lightning.averaging\n"))
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1"}
     ran = warm.run(
         [sys.executable, str(script)],
