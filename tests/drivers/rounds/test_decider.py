@@ -17,7 +17,7 @@ from paceline.drivers.rounds.messages import AllWaiting, Failed, GradientReady, 
 from paceline.drivers.rounds.outcomes import NOT_FINITE
 from paceline.events import Drop, Joined, Step
 from paceline.strategies import LGC, FastestK, Full
-from paceline.traces.replay_events import events_of
+from paceline.traces.replay_events import hear
 
 RANKS = 4
 BLOCKS = 4
@@ -173,10 +173,9 @@ def test_the_decisions_are_those_of_the_strategy_itself(strategy, drawn):
         able = world.able()
         world.deliver(able[byte % len(able)], lag=byte // 8 % 3, loss=byte / 99 if byte % 2 else None)
         for arrival in world.decider._arrivals[-1:]:
-            for event in events_of(arrival):
-                for action in alone.handle(event):
-                    steps += [action] if isinstance(action, Step) else []
-                    drops += [action] if isinstance(action, Drop) else []
+            for action in hear(alone, arrival):
+                steps += [action] if isinstance(action, Step) else []
+                drops += [action] if isinstance(action, Drop) else []
         assert alone.state_dict() == world.decider.state.state_dict()
     assert [notice.step for notice in world.notices] == steps
     told = [drop for notice in world.notices for drop in notice.dropped]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +18,7 @@ from paceline.drivers.rounds.messages import Failed, GradientReady
 from paceline.events import Joined, Left, Step
 from paceline.strategies import LGC, Async, FastestK, Full
 from paceline.traces.journal import Arrived, Refused, StepRecord, WorkerJoined, WorkerLeft
-from paceline.traces.replay_events import events_of
+from paceline.traces.replay_events import hear
 from paceline.traces.worker_counts import CAME_TOO_LATE
 from tests.drivers.served.table import (
     FOREVER,
@@ -38,12 +40,11 @@ def decided_again(records, strategy):
     """The steps that a strategy asks for which hears what the journal says, and the strategy then."""
     running, waiting, steps = strategy.start(), set(), []
 
-    def tell(*events):
+    def tell(heard):
         for worker in sorted(waiting):
             steps.extend(running.handle(Joined(worker=worker, at_seconds=0.0)))
         waiting.clear()
-        for event in events:
-            steps.extend(running.handle(event))
+        steps.extend(hear(running, heard))
 
     for record in records:
         match record:
@@ -57,7 +58,7 @@ def decided_again(records, strategy):
                 tell(Left(worker=record.worker, at_seconds=record.at_seconds))
             case Arrived() | StepRecord():
                 for arrival in record.arrivals:
-                    tell(*events_of(arrival))
+                    tell(arrival)
     return [step for step in steps if isinstance(step, Step)], running
 
 
@@ -324,6 +325,43 @@ def test_a_run_that_is_over_knows_what_its_replay_does_and_so_both_go_on_alike_w
     assert table.coordinator.done
     _, replayed = decided_again(table.records, LGC(k=k))
     assert on_disk(table.coordinator)[0]["strategy"] == json.loads(json.dumps(replayed.state_dict()))
+
+
+@quick
+@given(
+    strategy=st.sampled_from([LGC(k="auto"), LGC(k="auto", scale_partial=True), FastestK(k="auto")]),
+    orders=st.lists(st.permutations(range(SHARDS)), min_size=10, max_size=20),
+    behind=st.lists(st.sampled_from(["deliver", "deliver", "older"]), min_size=60, max_size=60),
+)
+def test_losses_told_with_the_gradient_give_the_same_k_as_those_told_after_the_step(strategy, orders, behind):
+    """A server has them with each gradient; on the virtual clock they are computed for those that a step took."""
+    table = Table(strategy, wait_for=SHARDS)
+    list(table.play([("join", worker) for worker in range(SHARDS)]))
+    list(table.play([(kind, worker, 4) for worker, kind in zip(itertools.chain(*orders), behind, strict=False)]))
+    table.coordinator.flush()
+    running, losses, steps = strategy.start(), {}, []
+    for worker in range(SHARDS):
+        running.handle(Joined(worker=worker, at_seconds=0.25 * SHARDS))
+    for record in table.records:
+        for arrival in getattr(record, "arrivals", ()):
+            arrived, losses[arrival.worker, arrival.version] = events_of(arrival)
+            for step in [action for action in running.handle(arrived) if isinstance(action, Step)]:
+                steps.append(step)
+                for share in (*step.late, *step.fresh):
+                    running.handle(losses[share.worker, share.version])
+    written = [(record.fresh, record.late) for record in table.records if isinstance(record, StepRecord)]
+    assert [(places(step.fresh), places(step.late)) for step in steps] == written
+    assert running.k == table.coordinator.strategy.k
+
+
+def places(shares):
+    return tuple((share.worker, share.version) for share in shares)
+
+
+def events_of(arrival):
+    told = []
+    hear(SimpleNamespace(handle=lambda event: told.append(event) or []), arrival)
+    return told
 
 
 def test_workers_that_go_because_the_run_is_stopped_do_not_close_the_open_round():

@@ -40,7 +40,7 @@ from paceline.traces.journal import (
     WorkerJoined,
     WorkerLeft,
 )
-from paceline.traces.replay_events import events_of, without_workers
+from paceline.traces.replay_events import hear, without_workers
 from paceline.training import Batches, Training, TrainState, WorkerCodecs, fingerprint
 from paceline.training.batches import BatchPlace
 from paceline.workers.gradients import Assignment, LoopGradients
@@ -296,11 +296,10 @@ class Replay:
                 gradient()
             self._pending.setdefault((arrival.worker, arrival.version), []).append(gradient)
             self._places.check(arrival)
-            for event in events_of(arrival):
-                self._handle(event)
+            self._handle(arrival)
 
-    def _handle(self, event: Event) -> None:
-        for action in self._strategy.handle(event):
+    def _handle(self, heard: Event | Arrival) -> None:
+        for action in hear(self._strategy, heard):
             if isinstance(action, Step):
                 self._steps.append(action)
             elif isinstance(action, Assign):

@@ -38,7 +38,7 @@ from paceline.drivers.rounds.outcomes import NOT_FINITE
 from paceline.events import Assign, Drop, Event, Joined, Left, Step
 from paceline.strategies import Strategy
 from paceline.traces.journal import Arrival
-from paceline.traces.replay_events import events_of
+from paceline.traces.replay_events import hear
 from paceline.training.bad_gradients import BadGradients
 
 MOST_BAD_GRADIENTS = 20  # in a row that are not finite
@@ -128,19 +128,18 @@ class Decider:
         self._undelivered.add((report.rank, report.version))
         if report.version == self.state.version:
             self._fresh.add(report.rank)
-        return self._decide(events_of(arrival)) or self._excuse(now)
+        return self._decide(arrival) or self._excuse(now)
 
-    def _decide(self, events: Sequence[Event]) -> list[Notice]:
+    def _decide(self, heard: Event | Arrival) -> list[Notice]:
         notices: list[Notice] = []
-        for event in events:
-            actions = self.state.handle(event)
-            assign = next((action for action in actions if isinstance(action, Assign)), None)  # follows from the step
-            for action in actions:
-                if isinstance(action, Step):
-                    notices.append(self._close(action, assign))
-                elif isinstance(action, Drop):
-                    self._undelivered.discard((action.worker, action.version))
-                    self._dropped.append(action)
+        actions = hear(self.state, heard)
+        assign = next((action for action in actions if isinstance(action, Assign)), None)  # follows from the step
+        for action in actions:
+            if isinstance(action, Step):
+                notices.append(self._close(action, assign))
+            elif isinstance(action, Drop):
+                self._undelivered.discard((action.worker, action.version))
+                self._dropped.append(action)
         return notices
 
     def _close(self, step: Step, assign: Assign | None) -> RoundClosed:
@@ -231,7 +230,7 @@ class Decider:
         self._away.update(gone)
         notices: list[Notice] = []
         for place in gone:
-            notices += self._decide([Left(worker=place, at_seconds=now)])
+            notices += self._decide(Left(worker=place, at_seconds=now))
         return notices
 
     def _release(self, now: float) -> list[Notice]:

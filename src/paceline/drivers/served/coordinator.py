@@ -35,7 +35,7 @@ from paceline.traces.journal import (
     WorkerJoined,
     WorkerLeft,
 )
-from paceline.traces.replay_events import events_of, without_workers
+from paceline.traces.replay_events import hear, without_workers
 from paceline.traces.run_status import COUNTED
 from paceline.training import TrainState, all_finite, fingerprint
 from paceline.training.bad_gradients import BadGradients
@@ -218,7 +218,7 @@ class Coordinator:
         received.arrived_seconds = now
         # One that died and came back may deliver a version twice: the strategy drops the second.
         self._pending.setdefault((received.worker, message.version), []).append(received)
-        self._decide(*events_of(arrival))
+        self._decide(arrival)
 
     def _check_version(self, member: Member, message: Gradient) -> None:
         if not member.may_answer(message.version):
@@ -261,13 +261,12 @@ class Coordinator:
 
     # -- actions -----------------------------------------------------------------------------------------
 
-    def _decide(self, *events: Event) -> None:
+    def _decide(self, heard: Event | Arrival) -> None:
         if self.over:
             return
         version = self.train_state.version
-        for event in events:  # all of a gradient, also if the first has taken the last step: the run may be extended
-            self._act(self.strategy.handle(event))
-        if self.train_state.version > version:  # after all events of the gradient that closed the round
+        self._act(hear(self.strategy, heard))
+        if self.train_state.version > version:  # with all that the gradient told that closed the round
             self.boundary = self._boundary_state()
 
     def _act(self, actions: list[Action]) -> None:
