@@ -152,6 +152,17 @@ def test_a_resumed_run_is_the_undisturbed_one_to_the_bit(trio, strategy, codec, 
         assert results[2]["ended"]["dropped"] == {"the run ended": 1}
 
 
+@pytest.mark.parametrize("after", [2, 4, 6])
+def test_a_checkpoint_within_an_epoch_goes_on_with_the_samples_and_rounds_that_are_left(trio, after):
+    """Epochs have 4 rounds: in the first, at its end, in the second. Nothing but the rounds' state says where."""
+    results = trio.do("goes_on_within_an_epoch", after=after)
+    for found in results:
+        assert found["parts"] == found["whole"]
+        assert found["digests"][0] == found["digests"][1] == results[0]["digests"][0]
+    for epoch in range(3):
+        assert {number for found in results for number in found["parts"][epoch]} == set(range(40))
+
+
 def test_states_are_of_one_moment_on_all_ranks_and_others_are_refused(trio):
     """While one rank takes its state no other may go on: else the decider's state would be of a later round."""
     results = trio.do("wrong_states")

@@ -1,7 +1,7 @@
 """What the ranks of the tests of rounds can be told to do. What a job returns goes through JSON."""
 
 from tests.rounds.jobs.checkpoints import resumed, wrong_states
-from tests.rounds.jobs.epochs import broken_off, epochs, second_loader
+from tests.rounds.jobs.epochs import broken_off, epochs, goes_on_within_an_epoch, second_loader
 from tests.rounds.jobs.faults import (
     beyond_the_codec,
     does_not_deliver,
@@ -32,6 +32,7 @@ __all__ = [
     "fails_first",
     "fails_in_the_constructor",
     "flushes_where_docs_say",
+    "goes_on_within_an_epoch",
     "like_one_process",
     "like_plain",
     "misused",

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import time
 
+import torch
 import torch.distributed as dist
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
+from tests.rounds.jobs.checkpoints import saved
 from tests.rounds.jobs.common import batch, compute, digest, setup, tally
 
 
@@ -78,3 +81,38 @@ def second_loader(lengths):
                 sync.step()
             found.append([sync.version, digest(model, made)])
     return found
+
+
+def goes_on_within_an_epoch(after, epochs=3, samples=40):
+    """One life, and one that is saved after some rounds and goes on: the samples of each epoch, and the models."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    inputs, targets = batch(0, 0, samples)
+
+    def live(state=None, until=None):
+        model, made, sync = setup("full", seed=3)
+        data = TensorDataset(inputs, targets, torch.arange(samples))
+        sampler = DistributedSampler(data, num_replicas=world, rank=rank, seed=5)
+        loader, first, taken = DataLoader(data, batch_size=4, sampler=sampler), 0, [[] for _ in range(epochs)]
+        if state is not None:
+            model.load_state_dict(state["model"])
+            made.load_state_dict(state["optimizer"])
+            sync.load_state_dict(state["sync"])
+            first = state["epoch"]
+        with sync:
+            for epoch in range(first, epochs):
+                sampler.set_epoch(epoch)
+                for x, y, indices in sync.epoch(loader):
+                    compute(sync, model, x, y)
+                    sync.step()
+                    taken[epoch] += indices.tolist()
+                    if sync.version == until:
+                        saved_sync = sync.state_dict()
+                        state = {"model": model.state_dict(), "optimizer": made.state_dict()}
+                        return taken, saved(state | {"sync": saved_sync, "epoch": epoch})
+        return taken, digest(model, made)
+
+    whole, ended = live()
+    before, state = live(until=after)
+    rest, resumed = live(state)
+    pairs = zip(before, rest, strict=True)
+    return {"whole": whole, "parts": [one + two for one, two in pairs], "digests": [ended, resumed]}

@@ -10,33 +10,75 @@ rounds with one batch. What it has not taken comes first in its next epoch:
 
 from __future__ import annotations
 
+import logging
 import operator
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
+
+from paceline.drivers.rounds.loader_place import PLACE, go_on, place_of, state_of
+
+log = logging.getLogger("paceline.rounds")
 
 
 class BatchSource:
-    """The batches of a loader, pass after pass, whoever ends an epoch when.
+    """The batches of a loader, pass after pass, also where an epoch ends within one; with a `state`, from there on.
 
     >>> source = BatchSource([1, 2, 3])
     >>> [source.next() for _ in range(5)]
     [1, 2, 3, 1, 2]
+    >>> source.mark_trained()
+    >>> BatchSource([1, 2, 3], source.state_dict()).next()
+    3
     """
 
-    def __init__(self, loader: Iterable[Any]) -> None:
-        self.loader = loader
+    def __init__(self, loader: Iterable[Any], state: Mapping[str, Any] | None = None) -> None:
+        self.loader, self._state = loader, state
         self._batches: Iterator[Any] | None = None
+        self._place: dict[str, Any] | None = None  # what the order of this pass follows from
+        self._drawn = self._trained = 0  # batches of this pass
 
     def next(self) -> Any:
         """Return the next batch; after the last of a pass comes the first of the next."""
-        for _ in range(2):
+        for _ in range(3 if self._state else 2):  # a pass that is gone on with may have come to its end
             if self._batches is None:
-                self._batches = iter(self.loader)
+                self._batches = self._begin()
             for batch in self._batches:
+                self._drawn += 1
                 return batch
             self._batches = None
         raise ValueError("the loader has no batch: an epoch needs at least one on every rank")
+
+    def _begin(self) -> Iterator[Any]:
+        state, self._state = self._state, None
+        self._drawn = self._trained = 0
+        if state is not None and state.get("trained"):
+            try:
+                rest = go_on(self.loader, state)
+            except ValueError as error:
+                log.warning(
+                    "the loader begins at its first batch, and repeats some of the %d that were trained before the "
+                    "checkpoint: %s. Rounds go on within a pass of torch's own samplers, of ours, and of loaders with "
+                    "a state_dict (torchdata's StatefulDataLoader)",
+                    state["trained"],
+                    error,
+                )
+            else:
+                self._place = {name: state[name] for name in PLACE if name in state}
+                self._drawn = self._trained = state["trained"]
+                return rest
+        self._place = place_of(self.loader)
+        return iter(self.loader)
+
+    def mark_trained(self) -> None:
+        """Note that the batch that was handed out last is trained."""
+        self._trained = self._drawn
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where this pass stands."""
+        if self._place is None:
+            return dict(self._state or {})
+        return state_of(self.loader, self._place, self._trained)
 
 
 def rounds_in(loader: Iterable[Any], rounds: int | None) -> int:

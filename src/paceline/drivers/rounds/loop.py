@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -157,9 +157,9 @@ class RoundLoop:
         """Tell the rank that decides."""
         self._outbox.send(partial(self._reports.report, message))
 
-    def gather(self, doing: str, number: int) -> list[int]:
-        """Return the number of every rank; all must call it. `doing` completes "waited for rank 1 to ..." in errors."""
-        return [int(each) for each in self._words.gather(doing, number)]
+    def gather(self, doing: str, numbers: Sequence[int]) -> list[list[int]]:
+        """Return the numbers of every rank; all must call it. `doing` completes "waited for rank 1 to ..."."""
+        return self._words.gather(doing, list(numbers))
 
     # -- arrivals, on the rank that decides ----------------------------------------------------------------------------
 

@@ -82,6 +82,7 @@ log = logging.getLogger("paceline.rounds")
 TIMEOUT_SECONDS = 600.0
 CODEC, SHARES = "codec", "shares"  # in what ranks, and states, must have alike
 OPTIMIZER = "optimizer"  # in what ranks must have alike
+ROUNDS_LEFT, NO_EPOCH = "rounds_left", -1  # of an epoch, in a state that was taken within one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,6 +254,7 @@ class RoundSync(RankLifecycle):
             self._rates, self._clipping = learning_rates(optimizer), ClippingCheck()
             self._held_since, self._behind_seconds = time.perf_counter(), 0.0  # and how long the model had lain there
             self._source: BatchSource | None = None
+            self._loader_state: dict[str, Any] = {}  # where a loader stood at a checkpoint, until epoch() has it
             # Samplers, and the states of a checkpoint for those that are still to be made.
             self._samplers, self._sampler_states = list[TakenBatches](), list[dict[str, Any]]()
             self._epochs = self._epoch_ends = 0  # begun; the round after the last of the one that this rank is in, or 0
@@ -344,8 +346,9 @@ class RoundSync(RankLifecycle):
         the same on all ranks; they agree, and so meet, where a loader is new. A rank with fewer batches begins its
         loader again; one that was too slow for all of its own gets the rest first in the next epoch. The length is kept
         while the loader is the same object: where a sampler prunes, later passes are shorter, an epoch still has the
-        rounds of the first pass, and the loader is begun again within it. All ranks begin an epoch at the same round:
-        call `flush` before it if an epoch was left early, or steps were taken outside.
+        rounds of the first pass, and the loader is begun again within it. After `load_state_dict` the rest of the epoch
+        comes, unless `rounds` is given, with the batches that are left of the pass. All ranks begin an epoch at one
+        round: call `flush` before it if an epoch was left early, or steps were taken outside.
         """
         self._check_alive()
         refuse_collective_sampler(loader, self._group.world)
@@ -389,13 +392,25 @@ class RoundSync(RankLifecycle):
     def _rounds_of_epoch(self, loader: Iterable[Any], given: int | None) -> int:
         """Return the rounds of this epoch, unless given those of the longest loader: all agree when it is a new one."""
         ours, new = rounds_in(loader, given), self._source is None or self._source.loader is not loader
+        left = NO_EPOCH
         if new:
-            self._source = BatchSource(loader)
+            state, self._loader_state = self._loader_state, {}
+            if ROUNDS_LEFT in state:
+                left = decode(Count, state[ROUNDS_LEFT], ROUNDS_LEFT)
+            self._source = BatchSource(loader, state)
         if given is not None:
             return ours
         if new or not self._agreed_rounds:
-            self._agreed_rounds = max(self._loop.gather("begin an epoch", ours))
-        return self._agreed_rounds
+            numbers = self._loop.gather("begin an epoch", [ours, left])
+            self._agreed_rounds, left = (max(each) for each in zip(*numbers, strict=True))
+        return self._agreed_rounds if left == NO_EPOCH else left
+
+    def _loader_place(self) -> dict[str, Any]:
+        """Return where the loader of epoch() stands, and within an epoch how many rounds of it are left."""
+        if self._source is None:
+            return dict(self._loader_state)
+        left = {ROUNDS_LEFT: max(0, self._epoch_ends - self.version)} if self._epoch_ends else {}
+        return self._source.state_dict() | left
 
     def blocks(self, *batch: Any) -> Iterator[Any]:
         """Yield a batch in equal blocks; end early once the round has closed. Then `.grad` is the gradient to clip.
@@ -510,6 +525,8 @@ class RoundSync(RankLifecycle):
         draw, self.draws = self.draws, self.draws + 1
         if (sampler := self._sampler_in_use) is not None:
             sampler.mark_trained()
+        if self._source is not None:
+            self._source.mark_trained()
         if finite:
             self._loop.gradients.keep(self.version, message)
         else:
@@ -659,8 +676,7 @@ class RoundSync(RankLifecycle):
         """Return every rank's numbers, in the order of the ranks. All ranks must call it, right after a flush."""
         self._check_alive()
         with self._guarded():
-            columns = [self._loop.gather("tell where it is", number) for number in numbers]
-        return [list(row) for row in zip(*columns, strict=True)]
+            return self._loop.gather("tell where it is", numbers)
 
     def close(self) -> None:
         """Flush, and end: late gradients are dropped, and training is plain from here on. All ranks must call it."""
@@ -672,6 +688,7 @@ class RoundSync(RankLifecycle):
                 with self._guarded():
                     self._start()
                     self._meet(leaving=True)
+                    self._loader_state = self._loader_place()
         finally:
             self._end()
 
@@ -717,6 +734,7 @@ class RoundSync(RankLifecycle):
         return state
 
     def _take_state(self) -> dict[str, Any]:
+        place = self._loader_place()
         return {
             "about": self.about(),
             "version": self.version,
@@ -729,6 +747,7 @@ class RoundSync(RankLifecycle):
             "outcomes": self.outcomes.state_dict(),
             "fingerprint": self._model.fingerprint(),
             **({"assigned": self._sizes.state_dict()} if self._sizes.by_speed else {}),
+            **({"loader": place} if place else {}),
             **({"samplers": [sampler.state_dict() for sampler in self._samplers]} if self._samplers else {}),
         }
 
@@ -763,6 +782,7 @@ class RoundSync(RankLifecycle):
             self._model.take_buffers()
             self._sizes.load_state_dict(state.get("assigned", ()))
             self._sampler_states = list(state.get("samplers", ()))
+            self._loader_state, self._source = dict(state.get("loader", {})), None
             for sampler, kept in zip(self._samplers, self._sampler_states, strict=False):
                 sampler.load_state_dict(kept)
             self.version, self._aligned, self.draws = version, version, draws
