@@ -190,7 +190,7 @@ def of_ranks(folder, *, apart=0.0, **settings) -> None:
     team = replay_averages(windows, make_training(recipe, load_data(recipe)), make_member(recipe))
     shared = team.parameters * (1 + apart)
     write_recipe(recipe, folder)
-    story = AveragingRecorder(2, []).state_dict(0.0) | {"windows": torch.tensor([[[2, 0, 0]] * 2] * 12)}
+    story = AveragingRecorder(2).state_dict(0.0) | {"windows": torch.tensor([[[2, 0, 0]] * 2] * 12)}
     state = {"recipe": recipe.to_document(), "story": story, "sync": {"replica": {"shared": shared}}}
     RankCheckpoints(folder, rank=0).keep(24, state)
 

@@ -31,14 +31,15 @@ def played(recipe):
     return replay_averages(STEPS, make_training(recipe, load_data(recipe)), make_member(recipe)).parameters
 
 
-def recorded(folder, recipe, windows, shared, without=()):
+def recorded(folder, recipe, windows, shared, without=(), averages=None):
     """A folder as ranks leave it; `without` settings of the codec that did not exist yet."""
     write_recipe(recipe, folder)
     document = recipe.to_document()
     for name in without:
         del document["codec"][name]
     rows = [[[w.steps, w.merged_after, int(w.standing)] for w in average] for average in windows]
-    story = AveragingRecorder(WORKERS, []).state_dict(0.0) | {"windows": torch.tensor(rows)}
+    story = AveragingRecorder(WORKERS).state_dict(0.0) | {"windows": torch.tensor(rows)}
+    story["recorded"] = len(rows) if averages is None else averages
     state = {"recipe": document, "story": story, "sync": {"replica": {"shared": shared}}}
     RankCheckpoints(folder, rank=0).keep(2, state)
     return folder
@@ -49,6 +50,11 @@ def test_an_average_that_brings_nothing_is_played_again_and_every_average_is_tol
     folder = recorded(tmp_path, recipe, [NOTHING, *STEPS], played)
     assert paceline.replay(folder, on_step=lambda done, averages: told.append((done, averages))).identical
     assert told == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_a_run_of_more_averages_than_are_kept_is_refused_in_a_line(tmp_path, recipe, played):
+    with pytest.raises(ValueError, match=r"keeps the windows of the first 2 of 9 averages: a run as long as this one"):
+        paceline.replay(recorded(tmp_path, recipe, STEPS, played, averages=9))
 
 
 def test_ranks_that_did_not_come_to_their_last_round_are_compared_up_to_their_checkpoint(tmp_path, recipe, played):

@@ -137,10 +137,10 @@ def test_an_accuracy_that_nobody_measured_is_none_after_a_file_too(tmp_path: Pat
 
 
 def test_a_checkpoint_without_test_losses_is_gone_on_from():
-    recorder, older = AveragingRecorder(2, []), AveragingRecorder(2, [])
+    recorder, older = AveragingRecorder(2), AveragingRecorder(2)
     recorder.evaluations.append(POINT)
     state = recorder.state_dict(0.0)
-    again = AveragingRecorder(2, [])
+    again = AveragingRecorder(2)
     again.load_state_dict(state)
     assert again.evaluations == [POINT]
     older.load_state_dict(state | {"evaluations": [each[:4] for each in state["evaluations"]]})

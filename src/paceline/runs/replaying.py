@@ -177,6 +177,11 @@ def _replay_averaging(
     recipe = _recipe(folder, recorded_recipe(state["recipe"]).to_document(), options)
     training = make_training(recipe, load_data(recipe, options.given), options.given)
     windows = windows_from(state["story"]["windows"])
+    if len(windows) < (recorded := state["story"].get("recorded", 0)):
+        raise ValueError(
+            f"{folder} keeps the windows of the first {len(windows):,} of {recorded:,} averages: "
+            "a run as long as this one cannot be replayed"
+        )
     workers = replay_averages(windows, training, make_member(recipe), on_average=on_average)
     on_end(workers.batches, training, workers.module)
     found = workers.parameters

@@ -35,6 +35,7 @@ from paceline.traces.journal import (
 )
 from paceline.traces.journal_files import Journal, effective
 from paceline.traces.records import (
+    KEPT_WORKS,
     NOT_YET,
     Absence,
     Evaluation,
@@ -44,11 +45,11 @@ from paceline.traces.records import (
     Work,
     labelled_with_shares,
     shares_of,
+    works_left_out,
 )
 from paceline.traces.share_recorder import ShareRecorder
 from paceline.traces.worker_counts import WorkerCounts, with_gradient
 
-KEPT_WORKS = 100_000
 KEPT_ABSENCES = 100_000
 MOST_RECORDED = 5_000_000  # as many as the simulator reads
 SHORTEST_SECONDS = 1e-6  # a journal's times are rounded to microseconds, and no work takes no time
@@ -105,7 +106,7 @@ def trace_of(journal: Journal) -> Trace:
         ended=ended,
         by_worker=tuple(counts for _, counts in sorted(gradients.by_worker.items())),
         shares=None if shares is None else shares.summary(),
-        missing=tuple(hole_sentences(holes_in(journal.records))),
+        missing=(*hole_sentences(holes_in(journal.records)), *works_left_out(len(gradients.works), KEPT_WORKS)),
     )
 
 

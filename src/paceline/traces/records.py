@@ -10,6 +10,7 @@ from paceline.decoding import Count
 from paceline.traces.worker_counts import WorkerCounts
 
 Outcome: TypeAlias = Literal["used", "late", "dropped"]
+KEPT_WORKS = 100_000  # that a trace holds in full; later ones are only counted
 NOT_YET = "it had not joined yet"  # why a worker that came after the first round was away before
 
 
@@ -215,6 +216,16 @@ class Trace:
         True
         """
         return not self.diverged and self.rounds_asked is not None and self.rounds_done < self.rounds_asked
+
+
+def works_left_out(works: int, most: int = KEPT_WORKS) -> tuple[str, ...]:
+    """Return a sentence where a trace of so many works holds no more of them; nothing where it holds them all.
+
+    >>> works_left_out(100_000)
+    ('of the works of single workers the first 100,000 are kept, and later ones are only counted',)
+    """
+    words = f"of the works of single workers the first {most:,} are kept, and later ones are only counted"
+    return () if works < most else (words,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,15 +44,37 @@ class TraceFileError(PacelineError, ValueError):
 def write_traces(folder: Path, traces: Sequence[Trace]) -> Path:
     """Write the traces of the runs in a folder, and return the file.
 
+    What would be larger than `read_traces` reads is cut to the first rounds, and says so.
+
     >>> import tempfile
     >>> folder = Path(tempfile.mkdtemp())
     >>> trace = Trace(strategy="full", seed=0, workers=2, recipe={"rounds": 5}, rounds_done=5, seconds=1.0)
     >>> write_traces(folder, [trace]).name, read_traces(folder) == [trace]
     ('traces.json.gz', True)
     """
-    document = {"format": FORMAT, "traces": [_values(trace) for trace in traces]}
-    text = json.dumps(document, default=_fields, allow_nan=False, separators=(",", ":"))
-    return write_file(folder / TRACES, gzip.compress(text.encode(), compresslevel=6, mtime=0))
+    kept = list(traces)
+    while True:
+        document = {"format": FORMAT, "traces": [_values(trace) for trace in kept]}
+        text = json.dumps(document, default=_fields, allow_nan=False, separators=(",", ":")).encode()
+        fits = MOST_BYTES / len(text)
+        if fits >= 1:
+            packed = gzip.compress(text, compresslevel=6, mtime=0)
+            if len(packed) <= MOST_FILE_BYTES:
+                return write_file(folder / TRACES, packed)
+            fits = MOST_FILE_BYTES / len(packed)
+        if not any(trace.works or trace.rounds for trace in kept):
+            size = f"{len(text):,} bytes without a single round"
+            raise TraceFileError(f"{folder / TRACES}: {size}, more than the {MOST_BYTES:,} that can be read")
+        kept = [_shortened(trace, whole, 0.9 * fits) for trace, whole in zip(kept, traces, strict=True)]
+
+
+def _shortened(trace: Trace, whole: Trace, share: float) -> Trace:
+    """Return a trace with a share of its rounds, and the works of those, which says so; its counts stay whole."""
+    rounds = trace.rounds[: int(len(trace.rounds) * share)]
+    last = rounds[-1].version if rounds else -1
+    works = tuple(work for work in trace.works[: int(len(trace.works) * share)] if work.version <= last)
+    words = f"the first {len(rounds):,} of {len(whole.rounds):,} rounds are kept with their times, for the file's size"
+    return dataclasses.replace(trace, rounds=rounds, works=works, missing=(*whole.missing, words))
 
 
 def read_traces(folder: Path) -> list[Trace]:

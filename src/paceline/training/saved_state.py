@@ -140,6 +140,8 @@ def _check_group(place: str, found: Any, own: dict[str, Any]) -> None:
         kept = _RENAMED.get(name, name) if name not in found else name
         if kept in found:
             check_form(f"{place}.{kept}", found[kept], value)
+            if name == "capturable" and found[kept] is not value:  # a step would end with an assertion of torch's
+                raise SavedStateError(f"{place}.capturable must be {value} as here, not {found[kept]}")
         elif value is not None and value is not False:  # a newer torch has more switches, which are off
             raise SavedStateError(f"{place} has no {name!r}")
     if isinstance(found.get("lr"), int | float) and found["lr"] < 0:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import copy
 import math
 import time
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -52,44 +53,57 @@ class AveragingRecorder(RunRecorder):
 
     Windows are in every average's headers, so each rank knows all of them; times are gathered at the end. All ranks
     have been in the same averages, so what each gathers has the same size. Words are gathered through the store first,
-    for a collective that waits does not say for whom. `history` is the averages of this process, as they come.
+    for a collective that waits does not say for whom. `brought` counts the steps of each worker in all averages.
 
-    >>> recorder = AveragingRecorder(2, [])
+    >>> recorder = AveragingRecorder(2)
     >>> recorder.start_clock(100.0)
     >>> recorder.seconds(101.5)
     1.5
     """
 
-    def __init__(self, workers: int, history: Sequence[MergedAverage]) -> None:
+    def __init__(self, workers: int) -> None:
         super().__init__(workers)
-        self._history = history
-        self._windows = torch.empty((0, workers, 3), dtype=torch.int64)
-        self._times = torch.empty((0, 3), dtype=torch.float64)
+        self._windows, self._moments = array("q"), array("d")  # moments of time.perf_counter() in this process
+        self._earlier_times = torch.empty((0, 3), dtype=torch.float64)
+        self.brought = [0] * workers
         self.sent_bytes = 0
 
+    def add(self, average: MergedAverage) -> None:
+        """Record an average that was merged."""
+        self.brought = [before + window.brought for before, window in zip(self.brought, average.windows, strict=True)]
+        if self.has_room:
+            for window in average.windows:
+                self._windows.extend((window.steps, window.merged_after, int(window.standing)))
+            self._moments.extend((average.started, average.begun, average.done))
+        self.recorded += 1
+
     def window_rows(self) -> torch.Tensor:
-        """Return all windows: averages x workers x (steps, merged_after, standing)."""
-        rows = [[[w.steps, w.merged_after, int(w.standing)] for w in average.windows] for average in self._history]
-        return torch.cat([self._windows, torch.tensor(rows, dtype=torch.int64).reshape(-1, self.workers, 3)])
+        """Return the windows: averages x workers x (steps, merged_after, standing)."""
+        return _tensor_of(self._windows, torch.int64).reshape(-1, self.workers, 3)
 
     def windows(self) -> list[tuple[Window, ...]]:
         return windows_from(self.window_rows())
 
     def times(self) -> torch.Tensor:
-        rows = [[self.seconds(moment) for moment in (a.started, a.begun, a.done)] for a in self._history]
-        return torch.cat([self._times, torch.tensor(rows, dtype=torch.float64).reshape(-1, 3)])
+        moments = _tensor_of(self._moments, torch.float64).reshape(-1, 3)
+        return torch.cat([self._earlier_times, moments - self._zero])
 
     def state_dict(self, now: float) -> dict[str, Any]:
-        return super().state_dict(now) | {"windows": self.window_rows()}
+        return super().state_dict(now) | {"windows": self.window_rows(), "brought": list(self.brought)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         windows, times = state["windows"], state["times"]
         averages = len(times) if isinstance(times, torch.Tensor) and times.ndim else 0
-        check_tensor("times", times, self._times.new_empty((averages, 3)))
-        check_tensor("windows", windows, self._windows.new_empty((averages, self.workers, 3)))
-        windows_from(windows)  # raises for one that cannot be
-        self._windows, self._times = windows, times
+        check_tensor("times", times, self._earlier_times.new_empty((averages, 3)))
+        check_tensor("windows", windows, torch.empty((averages, self.workers, 3), dtype=torch.int64))
+        found = windows_from(windows)  # raises for one that cannot be
+        sums = [sum(average[worker].brought for average in found) for worker in range(self.workers)]
+        self.brought = list(decode(tuple[Count, ...], state.get("brought", sums), "brought"))
+        if len(self.brought) != self.workers:
+            raise ValueError(f"brought must have {self.workers} numbers, not {len(self.brought)}")
+        self._windows = array("q", windows.reshape(-1).tolist())
+        self._earlier_times, self._moments = times, array("d")
 
     def gather(self, ranks: StoreGather, *, sent_bytes: int) -> None:
         """Bring all ranks' times and bytes together. All ranks must come here."""
@@ -100,6 +114,10 @@ class AveragingRecorder(RunRecorder):
             raise RuntimeError(f"the ranks have been in different numbers of averages: {averages}")
         self.every_time = gather_vector(ours.reshape(-1), ranks).reshape(self.workers, -1, 3).transpose(0, 1)
         self.sent_bytes = sum(each["sent_bytes"] for each in words)
+
+
+def _tensor_of(numbers: array[Any], dtype: torch.dtype) -> torch.Tensor:
+    return torch.frombuffer(numbers, dtype=dtype).clone() if numbers else torch.empty(0, dtype=dtype)
 
 
 def windows_from(rows: torch.Tensor) -> list[tuple[Window, ...]]:
@@ -114,16 +132,14 @@ def windows_from(rows: torch.Tensor) -> list[tuple[Window, ...]]:
     ]
 
 
-def worker_counts(
-    windows: Sequence[Sequence[Window]], times: torch.Tensor, batch_samples: int
-) -> tuple[WorkerCounts, ...]:
+def worker_counts(steps: Sequence[int], times: torch.Tensor, batch_samples: int) -> tuple[WorkerCounts, ...]:
     """Return how many steps of each worker are in averages, and how long it waited for the others to enter them.
 
-    `times` are averages x workers x (started its steps, entered the average, average done). A worker that trains on
-    begins its next steps before the others are there, and waits for nobody.
+    `steps` are those of each worker; `times` are averages x workers x (started its steps, entered the average, average
+    done). A worker that trains on begins its next steps before the others are there, and waits for nobody.
 
     >>> times = torch.tensor([[[0.0, 1.0, 2.5], [0.0, 2.0, 2.5]], [[2.5, 3.0, 4.0], [2.5, 3.5, 4.0]]])
-    >>> [counts.waited_seconds for counts in worker_counts([(Window(steps=1), Window(steps=1))] * 2, times, 32)]
+    >>> [counts.waited_seconds for counts in worker_counts([2, 2], times, 32)]
     [1.5, 0.0]
     """
     if not len(times):
@@ -132,7 +148,6 @@ def worker_counts(
     last = entered.max(dim=1, keepdim=True).values.expand_as(entered)
     nexts = torch.cat([times[1:, :, 0], torch.full_like(times[:1, :, 0], math.inf)])
     waited = (torch.minimum(last, nexts) - entered).clamp(min=0).sum(dim=0).tolist()
-    steps = [sum(average[worker].brought for average in windows) for worker in range(times.shape[1])]
     return tuple(
         WorkerCounts(worker=worker, used=used, samples_used=used * batch_samples, waited_seconds=waited[worker])
         for worker, used in enumerate(steps)
@@ -164,10 +179,15 @@ class AveragingRun(RankRun):
             seed=job.training.seed,
             silence_seconds=job.silence_seconds,
             timeout_seconds=job.timeout_seconds,
-            record=True,
+            on_average=self._record,
         )
-        self.recorder = AveragingRecorder(ranks.world, self._sync.history)
+        self.recorder = AveragingRecorder(ranks.world)
+        self._is_over = False
         self.times = RankTimes(self._module, ranks, job.folder, sync="averaging")
+
+    def _record(self, average: MergedAverage) -> None:
+        if not self._is_over:
+            self.recorder.add(average)
 
     def connected(self) -> Averager:
         return self._sync
@@ -198,9 +218,8 @@ class AveragingRun(RankRun):
 
     def end(self, *, was_over: bool) -> None:
         sent_bytes = self._sync.sent_bytes
+        self._is_over = was_over  # what the ranks send each other only to end again is no part of the run
         self._sync.close()
-        if was_over:  # what the ranks sent each other only to end again is no part of the run
-            self._sync.history.clear()
         self._sent_bytes = sent_bytes if was_over else self._sync.sent_bytes
 
     def measure_model(self) -> Measurement | None:
@@ -250,7 +269,7 @@ class AveragingRun(RankRun):
             strategy=self.job.member.name,
             used=used,
             sent_bytes=recorder.sent_bytes,
-            by_worker=worker_counts(recorder.windows(), recorder.every_time, self.job.training.batch_size),
+            by_worker=worker_counts(recorder.brought, recorder.every_time, self.job.training.batch_size),
             **about,
         )
 

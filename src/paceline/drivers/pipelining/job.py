@@ -67,12 +67,14 @@ class PipelineRecorder(RunRecorder):
 
     def add_step(self, began: float, ended: float) -> None:
         """Record a step that was taken between these moments of time.perf_counter()."""
-        self._new.append((self.seconds(began), self.seconds(ended)))
+        if self.has_room:
+            self._new.append((self.seconds(began), self.seconds(ended)))
+        self.recorded += 1
 
     @property
     def steps(self) -> int:
         """The number of steps that were taken."""
-        return len(self._earlier) + len(self._new)
+        return self.recorded
 
     def times(self) -> torch.Tensor:
         return torch.cat([self._earlier, torch.tensor(self._new, dtype=torch.float64).reshape(-1, 2)])

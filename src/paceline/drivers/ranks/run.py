@@ -26,7 +26,7 @@ from typing import Annotated, Any, TypeAlias
 
 import torch
 
-from paceline.decoding import AS_ARRAY, decode
+from paceline.decoding import AS_ARRAY, Count, decode
 from paceline.distributed.agreement import raise_refusals
 from paceline.distributed.stores import StoreGather
 from paceline.drivers.ranks.checkpoints import ROUNDS, RankCheckpoints
@@ -35,6 +35,7 @@ from paceline.errors import PacelineError
 from paceline.events import Window
 from paceline.traces import Evaluation, Round, Trace, Work
 from paceline.traces.journal import Seconds
+from paceline.traces.records import KEPT_WORKS, works_left_out
 from paceline.traces.run_status import RunStatus, WorkerStatus
 from paceline.training import Batches, Measurement, Training
 from paceline.training.saved_state import (
@@ -47,6 +48,7 @@ from paceline.workers.paced import Delay, no_delay
 
 OnStanding = Callable[[RunStatus], None]
 STARTED, BEGUN, DONE = range(3)
+MOST_WINDOWS = 1_000_000  # 24 bytes each, of all workers; a replay needs every one of them
 Evaluations: TypeAlias = tuple[Annotated[Evaluation, AS_ARRAY], ...]
 
 
@@ -89,13 +91,23 @@ class RankJob:
 
 
 class RunRecorder(ABC):
-    """The clock, the evaluations and the times of a run, through all attempts of its launch."""
+    """The clock, the evaluations and the times of a run, through all attempts of its launch.
+
+    Windows and times are kept of the first rounds, MOST_WINDOWS of all workers together, for each rank holds them and
+    writes them into every checkpoint. `recorded` counts all rounds.
+    """
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
         self.evaluations: list[Evaluation] = []
         self.every_time = torch.empty((0, workers, 3), dtype=torch.float64)  # rounds x workers x (started, begun, done)
         self._zero = self._earlier_seconds = 0.0
+        self.recorded = 0
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the windows and times of the next round are kept."""
+        return self.recorded < MOST_WINDOWS // self.workers
 
     def start_clock(self, now: float) -> None:
         """Begin to count seconds; a run that goes on begins where it had come to."""
@@ -117,6 +129,7 @@ class RunRecorder(ABC):
         """Return all of it, as tensors and plain values."""
         return {
             "times": self.times(),
+            "recorded": self.recorded,
             "seconds": self.seconds(now),
             "evaluations": [[e.round, e.seconds, e.loss, e.accuracy, e.test_loss] for e in self.evaluations],
         }
@@ -124,11 +137,13 @@ class RunRecorder(ABC):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state_dict`."""
         self._earlier_seconds = decode(Seconds, state["seconds"], "seconds")
+        self.recorded = decode(Count, state.get("recorded", len(state["times"])), "recorded")
         self.evaluations = list(decode(Evaluations, _with_test_losses(state["evaluations"]), "evaluations"))
 
     def trace(self, **about: Any) -> Trace:
         """Return the whole run, once `every_time` is gathered; `about` is what a Trace says besides."""
         rounds, works = rounds_and_works(self.windows(), self.every_time)
+        cut = f"the times of the first {len(rounds):,} of {self.recorded:,} averages or steps of all ranks are kept"
         return Trace(
             workers=self.workers,
             clock="real",
@@ -136,6 +151,7 @@ class RunRecorder(ABC):
             rounds=rounds,
             works=works,
             evaluations=tuple(self.evaluations),
+            missing=(*((cut,) if len(rounds) < self.recorded else ()), *works_left_out(len(works))),
             **about,
         )
 
@@ -151,7 +167,7 @@ def _with_test_losses(stored: object) -> object:
 def rounds_and_works(
     windows: Sequence[Sequence[Window]], times: torch.Tensor
 ) -> tuple[tuple[Round, ...], tuple[Work, ...]]:
-    """Return a Round for each average, and a Work for each worker's window of at least one step in it.
+    """Return a Round for each average, and the first KEPT_WORKS works: a worker's window of at least one step in it.
 
     `times` are averages x workers x (started its steps, entered the average, average done), in seconds of the run.
 
@@ -160,7 +176,9 @@ def rounds_and_works(
     >>> [round(work.sent_seconds - work.finished_seconds, 3) for work in works]
     [1.0, 0.0]
     """
-    rounds, works, opened = [], [], 0.0
+    rounds: list[Round] = []
+    works: list[Work] = []
+    opened = 0.0
     for number, (average, moments) in enumerate(zip(windows, times.tolist(), strict=True)):
         sent = max(moment[BEGUN] for moment in moments)  # an all-reduce starts when the last rank enters it
         done = max(sent, min(moment[DONE] for moment in moments))
@@ -185,7 +203,7 @@ def rounds_and_works(
                 arrived_seconds=done,
                 sent_seconds=sent,
             )
-            for worker in brought
+            for worker in brought[: max(0, KEPT_WORKS - len(works))]
         ]
     return tuple(rounds), tuple(works)
 

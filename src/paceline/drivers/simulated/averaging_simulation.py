@@ -17,9 +17,9 @@ from paceline.drivers.simulated.averaging_cluster import (
     NoReplicas,
     SimulatedAverage,
 )
-from paceline.drivers.simulated.cluster import KEPT_WORKS
 from paceline.drivers.simulated.progress import Evaluations, Progress, passes_made, pruned_of
 from paceline.traces import Round, Trace, Work
+from paceline.traces.records import KEPT_WORKS, works_left_out
 from paceline.traffic import Traffic, all_reduce_traffic
 
 if TYPE_CHECKING:
@@ -176,4 +176,5 @@ class AveragedSimulation:
             works=tuple(self._works),
             evaluations=tuple(self._evaluations.all),
             pruned=pruned_of(self.batches),
+            missing=works_left_out(len(self._works)),
         )

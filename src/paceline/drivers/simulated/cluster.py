@@ -63,6 +63,7 @@ from paceline.randomness import seed_for, uniform
 from paceline.strategies import Async, Running, Strategy, shares_of
 from paceline.strategies.shares import SharesBySpeed
 from paceline.traces import Outcome, Round, Work
+from paceline.traces.records import KEPT_WORKS
 from paceline.traces.share_recorder import ShareRecorder
 from paceline.traffic import NO_TRAFFIC, Traffic
 
@@ -70,7 +71,6 @@ LateWork: TypeAlias = Literal["partial", "complete"]
 LateBlocks: TypeAlias = int | Literal["random"] | None  # None: all
 Place: TypeAlias = Literal["server", "ranks"]
 
-KEPT_WORKS = 100_000  # tasks that a trace holds in full; later ones are only counted
 _DRAWS_AT_ONCE = 256
 
 

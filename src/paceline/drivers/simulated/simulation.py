@@ -8,6 +8,7 @@ from paceline.drivers.simulated.cluster import Cluster, NoTraining, Setup
 from paceline.drivers.simulated.learner import Learner
 from paceline.drivers.simulated.progress import Evaluations, Progress, passes_made, pruned_of
 from paceline.traces import Trace
+from paceline.traces.records import works_left_out
 from paceline.traffic import NO_TRAFFIC, Traffic
 from paceline.training import Batches, Training
 
@@ -98,4 +99,5 @@ class Simulation:
             evaluations=tuple(self._evaluations.all),
             pruned=pruned_of(self.batches),
             shares=None if record.shares is None else record.shares.summary(),
+            missing=works_left_out(len(record.works)),
         )
