@@ -18,6 +18,7 @@ import paceline
 from paceline.distributed.agreement import MOST_CHARACTERS, decode_row, encode_row, plain_text, refusal_text
 from paceline.drivers.pipelining import torch_internals
 from paceline.drivers.pipelining.batches import sums_of
+from paceline.drivers.pipelining.gradients import GradientAverager
 from paceline.drivers.pipelining.ranks import FailurePropagation
 from paceline.drivers.pipelining.torch_internals import can_split
 from paceline.pipeline.graph import ModelGraph, cut_piece
@@ -134,3 +135,11 @@ def test_backward_is_taken_apart_only_where_every_weight_meets_the_path_of_the_i
     row = ModelGraph(nn.Sequential(nn.Tanh(), nn.Linear(3, 3), nn.Linear(3, 3)), (torch.ones(2, 3),))
     assert not can_split(cut_piece(row, 1, 3))  # nothing that comes in has a gradient
     assert can_split(cut_piece(row, 2, 3))
+
+
+def test_replicas_refuse_a_codec_that_would_round_doubles():
+    weights = SimpleNamespace(trained=lambda shared: {"weight": torch.nn.Parameter(torch.ones(3, dtype=torch.float64))})
+    ranks = SimpleNamespace(replicas=2, replica=0, rank=0)
+    GradientAverager("identity", weights, ranks, seed=0)
+    with pytest.raises(ValueError, match="codecs carry float32, and this model has float64 parameters"):
+        GradientAverager("qsgd", weights, ranks, seed=0)

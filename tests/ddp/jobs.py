@@ -396,6 +396,59 @@ def silent(codec, timeout_seconds):
     return [error_of(lambda: run(model, 1)), time.monotonic() - started]
 
 
+def types_of_floats():
+    """With identity: whether gradients of each type are the mean of all ranks' to the last bit, and of several types.
+
+    And what codecs that carry float32 make of doubles.
+    """
+
+    def layers(*dtypes):
+        torch.manual_seed(0)
+        return nn.Sequential(*(nn.Linear(4, 4).to(dtype) for dtype in dtypes))
+
+    def hooked_layers(*dtypes, codec="identity", **options):
+        model = DistributedDataParallel(Through(layers(*dtypes)), bucket_cap_mb=1e-6)
+        compress(model, codec, **options)
+        return model
+
+    class Through(nn.Module):
+        def __init__(self, network):
+            super().__init__()
+            self.network = network
+
+        def forward(self):
+            torch.manual_seed(dist.get_rank())
+            x = torch.randn(5, 4)
+            for layer in self.network:
+                x = layer(x.to(layer.weight.dtype)).tanh()
+            return x.sum()
+
+    def means(model):
+        for each in model.parameters():
+            ours = each.grad.double()
+            dist.all_reduce(ours)
+            yield (ours / 2).to(each.dtype)
+
+    found = {}
+    half, double = torch.float16, torch.float64
+    for dtypes in ([half], [torch.bfloat16], [torch.float32], [double], [double, torch.float32, torch.bfloat16]):
+        plain, model = Through(layers(*dtypes)), hooked_layers(*dtypes)
+        for _ in range(2):  # after the first step DDP makes its buckets anew
+            for each in (plain, model):
+                each.zero_grad()
+                each().backward()
+        wanted = list(means(plain))
+        found[str(dtypes)] = all(map(torch.equal, wanted, (each.grad for each in model.parameters())))
+    rounded = hooked_layers(double, torch.float32, codec="bfloat16", round_float64=True)
+    rounded().backward()
+    found["rounded"] = str(next(rounded.parameters()).grad.dtype)
+    for codec, plan in (("qsgd", "auto"), ("bfloat16", "auto"), ("identity", "gather")):
+        found[f"{codec} {plan}"] = error_of(
+            lambda codec=codec, plan=plan: hooked_layers(torch.float32, double, codec=codec, plan=plan)
+        )
+    return found
+
+
 def absent(timeout_seconds):
     """Rank 1 never calls compress; in the end only rank 0 refuses to."""
     model = ddp()

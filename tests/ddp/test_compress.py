@@ -217,6 +217,18 @@ def test_misuse_is_told(pair):
         assert f'all ranks must compress alike: rank {1 - rank} with not_finite="' in errors["not finite on one"]
 
 
+def test_identity_is_exact_in_every_type_and_doubles_are_rounded_only_where_that_is_asked_for(pair):
+    found = both(pair.do("types_of_floats"))
+    assert found.pop("rounded") == "torch.float64"
+    refused = {case: found.pop(case) for case in ("qsgd auto", "bfloat16 auto", "identity gather")}
+    for error in refused.values():
+        assert error.startswith("ValueError: codecs carry float32, and this model has float64 parameters (codec=")
+        assert error.endswith("or let it round them: compress(..., round_float64=True)")
+    assert "plan='gather'" in refused["identity gather"]
+    assert len(found) == 5
+    assert found == dict.fromkeys(found, True)
+
+
 def test_a_rank_that_does_not_call_compress_or_refuses_to_is_named_in_the_time_that_was_asked_for(pair):
     (alone, ours), (theirs,) = pair.do("absent", timeout_seconds=1.0)
     assert alone == "RankGoneError: rank 0 waited 1 s for rank 1 to compress"

@@ -113,9 +113,13 @@ class Floats(StatelessCodec):
         out: torch.Tensor | None = None,
         rest: torch.Tensor | None = None,
     ) -> Adding:
-        """Add up the vectors of all ranks in this type; NotFiniteError on all ranks if the sum leaves its range."""
-        vector, divisor = flat_vector(vector), self._divisor(world)
-        floats = torch.empty(vector.numel() + world, dtype=self.DTYPE, device=vector.device)
+        """Add up the vectors of all ranks in this type; NotFiniteError on all ranks if the sum leaves its range.
+
+        Float64 is added up in float64 where this type is float32.
+        """
+        vector, divisor = flat_vector(vector, keeps_float64=self.DTYPE is torch.float32), self._divisor(world)
+        dtype = torch.float64 if vector.dtype is torch.float64 else self.DTYPE
+        floats = torch.empty(vector.numel() + world, dtype=dtype, device=vector.device)
         floats[vector.numel() :] = 0
         self._cast(vector, floats[: vector.numel()], divisor)
         answer = yield AllReduce(floats)
@@ -145,12 +149,13 @@ class Floats(StatelessCodec):
                 floats.clamp_(-_LARGEST_BFLOAT16, _LARGEST_BFLOAT16)
 
     def _total(self, floats: torch.Tensor, factor: int, out: torch.Tensor | None) -> torch.Tensor:
-        """Return a sum of floats as float32, times a factor; NotFiniteError if it is not finite.
+        """Return a sum of floats as float32, or float64, times a factor; NotFiniteError if it is not finite.
 
         Every rank has the same sum, so all of them raise.
         """
         in_place = out is None and self.DTYPE is torch.float32 and factor == 1
-        total, sums = floats if in_place else output_vector(floats.numel(), out, floats.device), []
+        dtype = torch.float64 if floats.dtype is torch.float64 else torch.float32
+        total, sums = floats if in_place else output_vector(floats.numel(), out, floats.device, dtype), []
         for start in range(0, floats.numel(), BLOCK):
             part = slice(start, start + BLOCK)
             if not in_place:
@@ -160,7 +165,7 @@ class Floats(StatelessCodec):
             sums.append(total[part].sum())
         if sums and not bool(torch.isfinite(torch.stack(sums)).all()):
             bad = ~torch.isfinite(floats)
-            count, name = int(bad.sum()), str(self.DTYPE).removeprefix("torch.")
+            count, name = int(bad.sum()), str(floats.dtype).removeprefix("torch.")
             if count:
                 raise NotFiniteError(
                     f"the sum of all ranks' gradients is beyond {name}: {count:,} of {floats.numel():,} elements, "

@@ -81,8 +81,10 @@ class StatelessCodec:
 # -- vectors --------------------------------------------------------------------------------------------------------
 
 
-def flat_vector(gradient: torch.Tensor) -> torch.Tensor:
+def flat_vector(gradient: torch.Tensor, *, keeps_float64: bool = False) -> torch.Tensor:
     """Return a gradient as one float32 vector, which shares its memory where that is possible.
+
+    With `keeps_float64` a gradient in float64 stays in float64.
 
     >>> flat_vector(torch.ones(2, 3, dtype=torch.float64))
     tensor([1., 1., 1., 1., 1., 1.])
@@ -94,7 +96,8 @@ def flat_vector(gradient: torch.Tensor) -> torch.Tensor:
         raise ValueError(f"a gradient is a torch tensor (this is {type(gradient).__name__})")
     if not gradient.is_floating_point():
         raise ValueError(f"a gradient is made of real floating-point numbers (this one is {gradient.dtype})")
-    return gradient.detach().reshape(-1).to(torch.float32).contiguous()
+    kept = keeps_float64 and gradient.dtype is torch.float64
+    return gradient.detach().reshape(-1).to(torch.float64 if kept else torch.float32).contiguous()
 
 
 def refuse_not_finite(vector: torch.Tensor) -> None:
@@ -116,12 +119,15 @@ def refuse_not_finite(vector: torch.Tensor) -> None:
         )
 
 
-def output_vector(elements: int, out: torch.Tensor | None, device: torch.device) -> torch.Tensor:
+def output_vector(
+    elements: int, out: torch.Tensor | None, device: torch.device, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
     """Return the vector to decode to: `out`, if it fits, or a new one."""
     if out is None:
-        return torch.empty(elements, dtype=torch.float32, device=device)
-    if out.dtype is not torch.float32 or out.dim() != 1 or not out.is_contiguous():
-        raise ValueError(f"out must be a flat float32 tensor (it is {out.dtype}, {out.dim()}-dimensional)")
+        return torch.empty(elements, dtype=dtype, device=device)
+    if out.dtype is not dtype or out.dim() != 1 or not out.is_contiguous():
+        wanted = str(dtype).removeprefix("torch.")
+        raise ValueError(f"out must be a flat {wanted} tensor (it is {out.dtype}, {out.dim()}-dimensional)")
     if out.numel() != elements:
         raise PayloadError(f"a vector of {out.numel():,} elements was expected (this one has {elements:,})")
     return out

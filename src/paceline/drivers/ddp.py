@@ -42,7 +42,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -61,7 +61,18 @@ from paceline.drivers.ranks.heartbeats import Heartbeats
 from paceline.drivers.ranks.link_watch import LinkWatch
 from paceline.exchanges import Trouble, TroubleError, VectorExchange, Workspace, make_exchange
 from paceline.exchanges.exchange import Outcome
-from paceline.exchanges.plans import AUTO, GATHER, TWO_STEP, check_plan, plans_of, steps_of, takes_another
+from paceline.exchanges.plans import (
+    ALL_REDUCE,
+    AUTO,
+    GATHER,
+    TWO_STEP,
+    adds_plainly,
+    check_plan,
+    plans_of,
+    refuse_float64,
+    steps_of,
+    takes_another,
+)
 from paceline.loggers import GuardedLog, Log
 from paceline.randomness import torch_generator
 
@@ -80,6 +91,7 @@ def compress(
     process_group: dist.ProcessGroup | None = None,
     timeout_seconds: float = TIMEOUT_SECONDS,
     not_finite: str = RAISE,
+    round_float64: bool = False,
     log: Log | None = None,
 ) -> "Compression":
     """Let the gradients of a DistributedDataParallel model travel encoded; call it once, on every rank.
@@ -90,8 +102,9 @@ def compress(
     backend; if you give one that nothing else uses, it is the first of them. A rank that is not heard of for
     `timeout_seconds` ends the step with an error. A gradient that is not finite on one rank raises a NotFiniteError on
     all of them; with `not_finite="pass"` all gradients of the step are NaN on all of them instead, for a
-    `torch.amp.GradScaler` to find. `log` is called with `figures()` and the number of steps after each step
-    (paceline.loggers).
+    `torch.amp.GradScaler` to find. Gradients in float64 travel as they are with "identity"; any other codec takes them
+    only if it may round them to float32 first (`round_float64`). `log` is called with `figures()` and the number of
+    steps after each step (paceline.loggers).
 
     >>> import tempfile
     >>> dist.init_process_group("gloo", init_method=f"file://{tempfile.mktemp()}", rank=0, world_size=1)
@@ -111,7 +124,7 @@ def compress(
     check_plan(plan, codec)
     if getattr(model, "_comm_hooks", None):
         raise ValueError("this model has a communication hook already; a DistributedDataParallel model takes one")
-    compression = Compression(model, codec, plan, seed, process_group, timeout_seconds, not_finite, log)
+    compression = Compression(model, codec, plan, seed, process_group, timeout_seconds, not_finite, round_float64, log)
     try:
         model.register_comm_hook(compression, Compression._send)
     except RuntimeError as error:  # one of PyTorch's own, which are not in the list above
@@ -131,29 +144,39 @@ class Compression:
         process_group: dist.ProcessGroup | None,
         timeout_seconds: float,
         not_finite: str,
+        round_float64: bool = False,
         log: Log | None = None,
     ) -> None:
         self.codec, self.plan, self.not_finite, self._log = codec, plan, not_finite, GuardedLog(log)
         self.wait_seconds, self._backward_done = 0.0, 0.0
         self.steps = self.skipped_steps = self.payload_bytes = self.gradient_bytes = self.sent_bytes = 0
         self._timeout_seconds = timeout_seconds
-        self._connect(model, process_group)
+        self._connect(model, process_group, round_float64)
         self._names = {id(parameter): name for name, parameter in model.module.named_parameters()}
         self._shapes = {name: parameter.shape for name, parameter in model.module.named_parameters()}
         self._generator = torch_generator(seed, "compress", self._rank)
         elements = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-        self._exchanges = BucketExchanges(codec, plan, self._ranks.index(self._rank), len(self._ranks), elements)
+        exact = [name for name, each in model.module.named_parameters() if each.dtype is torch.float64]
+        self._exchanges = BucketExchanges(
+            codec,
+            plan,
+            self._ranks.index(self._rank),
+            len(self._ranks),
+            elements,
+            added=exact if adds_plainly(codec, plan) else (),
+        )
         self._failures: dict[int, Exception] = {}  # by bucket, of this step; the first error of each
         self._step_payload_bytes = self._step_gradient_bytes = 0  # of this step
         self._used: list[VectorExchange] = []  # in this step
         self._memories: list[dict[str, Any]] = []  # what they remembered before it, where that may be wanted
         self._parameters: list[torch.Tensor] = []  # in this step
         self._begun: list[VectorExchange] = []  # of those, the ones that are encoded and not sent yet
+        self._begun_kept = False  # whether these are in float64
         self._lock = threading.Lock()  # the hook and the scheduler's thread change what follows
         self._open_buckets, self._is_shadow = set[int](), False
         self._taken: set[Underway] = set()  # in this step
 
-    def _connect(self, model: DistributedDataParallel, given: dist.ProcessGroup | None) -> None:
+    def _connect(self, model: DistributedDataParallel, given: dist.ProcessGroup | None, round_float64: bool) -> None:
         """Make the groups through which payloads travel, with all ranks or none."""
         theirs: dist.ProcessGroup = model.process_group
         self._ranks, self._rank = dist.get_process_group_ranks(theirs), dist.get_rank()
@@ -164,7 +187,11 @@ class Compression:
             if given is not None and dist.get_process_group_ranks(given) != self._ranks:
                 their_ranks = dist.get_process_group_ranks(given)
                 raise ValueError(f"process_group must have the ranks of the model's own group (it has {their_ranks})")
-            check_gradients(model, self.codec)
+            check_gradients(model)
+            if not round_float64:
+                remedy = ", or let it round them: compress(..., round_float64=True)"
+                trained = {each.dtype for each in model.parameters() if each.requires_grad}
+                refuse_float64(self.codec, self.plan, trained, remedy)
             make_exchange(self.codec, shapes, 0, world, self.plan)  # refuses what cannot be
         except Exception as error:  # the others must hear of it, whatever it is: they would wait
             refusal = error
@@ -307,9 +334,11 @@ class Compression:
             self.steps += 1
             self._backward_done = time.perf_counter()
             self._is_shadow = not _after_backward(self._end_step, self._scheduler.fail)
-        direct = buffer.dtype is torch.float32 and buffer.is_contiguous()
-        if self._begun and self._begun[0].plan != exchange.plan:
+        kept = buffer.dtype is torch.float64 and adds_plainly(self.codec, self.plan)
+        direct = (buffer.dtype is torch.float32 or kept) and buffer.is_contiguous()
+        if self._begun and (self._begun[0].plan != exchange.plan or self._begun_kept != kept):
             self._send_begun()
+        self._begun_kept = kept
         protocol = exchange.run(buffer, self._generator, buffer if direct else None)
         self._scheduler.begin(protocol, functools.partial(self._finish, exchange, buffer, index, what, future))
         self._begun.append(exchange)
@@ -468,7 +497,7 @@ def are_not_finite(failures: Mapping[int, Exception]) -> bool:
     return all(isinstance(each, NotFiniteError) for each in failures.values())
 
 
-def check_gradients(model: DistributedDataParallel, codec: Codec) -> None:
+def check_gradients(model: DistributedDataParallel) -> None:
     """Refuse gradients that cannot travel encoded."""
     sparse = sparse_parameters(model.module)
     if sparse:
@@ -520,7 +549,7 @@ def _after_backward(callback: Callable[[], None], failed: Callable[[Exception], 
 class BucketExchanges:
     """An exchange for each bucket, with what it remembers; by `plan`, from the place of this rank among `world`.
 
-    `elements` are those of all buckets.
+    `elements` are those of all buckets. The gradients of the parameters in `added` are added up on their way.
 
     >>> from paceline.codecs import make_codec
     >>> exchanges = BucketExchanges(make_codec("qsgd"), "auto", place=0, world=2)
@@ -529,8 +558,16 @@ class BucketExchanges:
     """
 
     def __init__(
-        self, codec: Codec, plan: str = AUTO, place: int = 0, world: int = 1, elements: int | None = None
+        self,
+        codec: Codec,
+        plan: str = AUTO,
+        place: int = 0,
+        world: int = 1,
+        elements: int | None = None,
+        *,
+        added: Collection[str] = (),
     ) -> None:
+        self._added = frozenset(added)
         self._codec, self._plan, self._place, self._world, self._elements = codec, plan, place, world, elements
         self._exchanges: dict[tuple[str, ...], VectorExchange] = {}
         self._workspace = Workspace()  # all are decoded in the scheduler's thread
@@ -548,17 +585,17 @@ class BucketExchanges:
         if key not in self._exchanges:
             self._sizes.update(zip(names, (shape.numel() for shape in shapes), strict=True))
             self._carry_from(set(names))
-            self._exchanges[key] = self._made(shapes)
+            self._exchanges[key] = self._made(names, shapes)
             self._carry_into(key)
         return self._exchanges[key]
 
-    def _made(self, shapes: Sequence[torch.Size]) -> VectorExchange:
+    def _made(self, names: Sequence[str], shapes: Sequence[torch.Size]) -> VectorExchange:
         return make_exchange(
             self._codec,
             shapes,
             self._place,
             self._world,
-            self._plan,
+            self._plan if self._added.isdisjoint(names) else ALL_REDUCE,
             self._workspace,
             of_elements=self._elements,
         )
@@ -584,7 +621,7 @@ class BucketExchanges:
         exchanges: dict[tuple[str, ...], VectorExchange] = {}
         for bucket in state["buckets"]:
             there = [shapes[name] for name in bucket["parameters"]]
-            exchange = exchanges[tuple(bucket["parameters"])] = self._made(there)
+            exchange = exchanges[tuple(bucket["parameters"])] = self._made(bucket["parameters"], there)
             exchange.load_state_of(bucket.get("plan", GATHER), bucket["memory"])  # the last release gathered
         self._exchanges = exchanges
         self._carried, self._sizes = dict(state["carried"]), dict(state["sizes"])

@@ -433,7 +433,7 @@ class AddedExchange(VectorExchange):
                 mark, cause = _trouble_of(error), error
         if not self._begun:
             # Zeros are added, and what the codec holds back stays there.
-            zeros = torch.zeros(self.elements, dtype=torch.float32, device=result.device)
+            zeros = torch.zeros(self.elements, dtype=result.dtype, device=result.device)
             adding = inner_of(codec).add_up(zeros, self.world, generator, out=result)  # type: ignore[attr-defined]
             request = next(adding)
         request.tensor[-self.world :][self.place] = mark

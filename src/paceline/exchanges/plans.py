@@ -16,8 +16,10 @@ and two runs of the same script, choose alike. `python -m benchmarks plans` hold
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+import torch
 
 from paceline.codecs import Codec
 from paceline.codecs.floats import Identity
@@ -161,6 +163,22 @@ def adds_plainly(codec: Codec, plan: str) -> bool:
     (True, False)
     """
     return isinstance(codec, Identity) and plan in (AUTO, ALL_REDUCE)
+
+
+def refuse_float64(codec: Codec, plan: str, dtypes: Iterable[torch.dtype], remedy: str = "") -> None:
+    """Refuse parameters in float64 where they, or their gradients, would travel as float32.
+
+    >>> from paceline.codecs import make_codec
+    >>> refuse_float64(make_codec("qsgd"), "auto", [torch.float32, torch.float64])
+    Traceback (most recent call last):
+    ValueError: codecs carry float32, and this model has float64 parameters (codec=QSGD(levels=7, bucket=512, ...
+    """
+    if torch.float64 in dtypes and not adds_plainly(codec, plan):
+        planned = "" if plan in (AUTO, ALL_REDUCE) else f", plan={plan!r}"
+        raise ValueError(
+            f"codecs carry float32, and this model has float64 parameters (codec={codec!r}{planned}): take "
+            f'codec="identity" with plan="auto", which adds them up as they are, or call .float() on the model{remedy}'
+        )
 
 
 def choose_plan(

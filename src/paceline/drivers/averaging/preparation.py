@@ -95,7 +95,7 @@ def prepare(
     >>> model = torch.nn.Linear(3, 2).double()
     >>> prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), lambda: make_averaging("hpsgd"), "one-bit")
     Traceback (most recent call last):
-    ValueError: codecs carry float32, and this model has float64 parameters (codec=ErrorFeedback(OneBit()))
+    ValueError: codecs carry float32, and this model has float64 parameters (codec=ErrorFeedback(OneBit())): take ...
     """
     made = member if isinstance(member, Averaging) else member()
     found, tracked = resolve_codec(codec), TrackedModel(model, optimizer)

@@ -22,6 +22,7 @@ from paceline.drivers.pipelining.ranks import PipelineRanks
 from paceline.drivers.pipelining.weights import WeightOwnership
 from paceline.drivers.ranks.exchanging import exchange_now
 from paceline.exchanges import TroubleError, VectorExchange, make_exchange
+from paceline.exchanges.plans import AUTO, refuse_float64
 from paceline.pipeline import PipelineError
 from paceline.randomness import torch_generator
 
@@ -39,6 +40,7 @@ class GradientAverager:
         self.sent_bytes = 0
         if ranks.replicas == 1 or isinstance(found, Identity) or not alone:
             return
+        refuse_float64(found, AUTO, {weight.dtype for weight in alone})
         self.exchange = make_exchange(found, [weight.shape for weight in alone], ranks.replica, ranks.replicas)
         self._generator = torch_generator(seed, "pipeline", ranks.rank)
 

@@ -43,8 +43,7 @@ from paceline.exchanges import ExchangeProtocol, TroubleError, make_exchange
 from paceline.exchanges.exchange import Outcome
 from paceline.exchanges.joined import BegunExchange, JoinedProtocol, begin_exchange, join_exchanges
 from paceline.exchanges.lockstep import run_in_lockstep
-from paceline.exchanges.plans import adds_plainly
-from paceline.training.replica import message_dtype
+from paceline.exchanges.plans import adds_plainly, refuse_float64
 
 log = logging.getLogger("paceline.exchanges")
 
@@ -73,8 +72,7 @@ def try_codec(codec: Codec, plan: str, parameters: Sequence[torch.Tensor]) -> No
     """
     if adds_plainly(codec, plan):
         return
-    if message_dtype(parameters) is torch.float64:
-        raise ValueError(f"codecs carry float32, and this model has float64 parameters (codec={codec!r})")
+    refuse_float64(codec, plan, {parameter.dtype for parameter in parameters})
     warm = make_exchange(codec, [parameter.shape for parameter in parameters], place=0, world=1, plan=plan)
     (tried,) = run_in_lockstep([warm.run(torch.ones(warm.elements, device=parameters[0].device))])
     if isinstance(tried, TroubleError) and tried.cause is not None:
