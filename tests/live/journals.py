@@ -8,6 +8,7 @@ from paceline.traces.checked_lines import checksum_of
 from paceline.traces.journal import (
     FORMAT,
     Arrival,
+    Arrived,
     Checkpointed,
     Dropped,
     Evaluated,
@@ -38,9 +39,13 @@ def arrival(worker, version, at_seconds):
     )  # fmt: skip
 
 
-def step(version, at_seconds, *, fresh, late=(), dropped=(), sent=100, received=200):
-    """A step of a model with the gradients of these workers: fresh ones, those of the version before, and drops."""
+def step(version, at_seconds, *, fresh, late=(), dropped=(), waiting=(), sent=100, received=200):
+    """A step of a model with the gradients of these workers: fresh ones, those of the version before, and drops.
+
+    Those that wait have arrived when the step is taken, and no record says what became of them.
+    """
     keys = [*((worker, version) for worker in fresh), *((worker, max(0, version - 1)) for worker in (*late, *dropped))]
+    keys += [(worker, version) for worker in waiting]
     return StepRecord(
         at_seconds=at_seconds,
         version=version,
@@ -63,20 +68,23 @@ def joined(worker, at_seconds=0.0, host="node-7"):
 def journals(draw):
     """Draw the records of a run of a few workers: rounds, evaluations, checkpoints noted late, restarts, an end."""
     workers = draw(st.integers(1, 4))
-    records = [began(workers=workers), *map(joined, range(workers))]
+    on = draw(st.sampled_from(("server", "ranks")))
+    records = [began(workers=workers, on=on), *map(joined, range(workers))]
     version, at, saved = 0, 0.0, [0]
     for _ in range(draw(st.integers(0, 25))):
         at += draw(st.sampled_from((0.1, 0.25, 3.0)))
-        what = draw(st.sampled_from(("step", "step", "step", "step", "measure", "save", "leave", "restart")))
+        what = draw(st.sampled_from(("step",) * 4 + ("measure", "save", "leave", "arrive", "restart")))
         if what == "step":
             fates = draw(
-                st.lists(st.sampled_from(("fresh", "late", "dropped", "away")), min_size=workers, max_size=workers)
+                st.lists(
+                    st.sampled_from(("fresh", "late", "dropped", "waiting", "away")), min_size=workers, max_size=workers
+                )
             )
             of = {fate: [worker for worker in range(workers) if fates[worker] == fate] for fate in set(fates)}
             first = {"fresh": of.get("fresh") or [0]}
             others = {
                 fate: [worker for worker in of.get(fate, []) if worker not in first["fresh"]]
-                for fate in ("late", "dropped")
+                for fate in ("late", "dropped", "waiting")
             }
             records.append(step(version, at, **first, **others, sent=draw(st.integers(0, 999)), received=7))
             version += 1
@@ -88,6 +96,10 @@ def journals(draw):
             noted = max(saved[-1], version - draw(st.integers(0, 2)))
             records.append(Checkpointed(at_seconds=at, version=noted))
             saved.append(noted)
+        elif what == "arrive":
+            late = arrival(draw(st.integers(0, workers - 1)), max(0, version - 1), at)
+            drop = Dropped(worker=late.worker, version=late.version, reason=LATE)
+            records.append(Arrived(arrivals=(late,), dropped=(drop,) if draw(st.booleans()) else ()))
         elif what == "leave":
             records.append(WorkerLeft(at_seconds=at, worker=draw(st.integers(0, workers - 1)), reason="it was killed"))
         else:
@@ -97,6 +109,10 @@ def journals(draw):
             records.append(Resumed(at_seconds=at, version=version, reason="restarted"))
             records += [joined(worker, at) for worker in range(workers)]
     if draw(st.booleans()):
+        # The time after the last round is no part of the run: who was there says goodbye, and the model is saved.
+        goodbyes = draw(st.lists(st.integers(0, workers - 1), max_size=3))
+        records += [WorkerLeft(at_seconds=at + 7.0, worker=each, reason="all rounds are done") for each in goodbyes]
+        records += [Checkpointed(at_seconds=at + 9.0, version=version)] * draw(st.integers(0, 1))
         records.append(RunEnded(at_seconds=at, reason="all rounds are done", rounds_done=version, diverged=False))
     return records
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import tempfile
 import tracemalloc
@@ -13,13 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.live import folder as live_folder
+from paceline.live import state as live_state
 from paceline.live.folder import FollowedRun
+from paceline.live.metrics import metrics_text
 from paceline.live.state import MOST_POINTS, MOST_ROWS, Curve, JournalState, RankSteps, pace_curve
 from paceline.live.tail import FileTail
-from paceline.traces.history import trace_of
-from paceline.traces.journal import JournalError, RunEnded, WorkerLeft
+from paceline.traces.history import ENDED, trace_of
+from paceline.traces.journal import Arrived, JournalError, RunEnded, WorkerLeft
 from paceline.traces.journal_files import Journal, JournalWriter, read_journal
-from paceline.traces.records import Trace
+from paceline.traces.recorded_run import read_run
+from paceline.traces.records import Trace, summarise
 from paceline.traces.step_times import (
     FORMAT,
     BucketsMade,
@@ -64,23 +68,80 @@ def test_a_file_that_grows_in_any_pieces_comes_to_the_state_of_the_whole(records
         assert run.document() == followed(folder).document()
 
 
+def numbers_of(trace):
+    """What a report says of a run, by the names of the live page."""
+    summary = summarise(trace)
+    return {
+        "seconds": round(trace.seconds, 3),
+        "used": trace.used,
+        "late": trace.late,
+        "dropped": summary.dropped,
+        "sent_bytes": trace.sent_bytes,
+        "received_bytes": trace.received_bytes,
+        "loss": None if summary.loss is None or math.isnan(summary.loss) else summary.loss,
+        "accuracy": None if summary.accuracy is None or math.isnan(summary.accuracy) else summary.accuracy,
+        "rows": {each.worker: (each.used, each.late, each.dropped) for each in trace.by_worker if each.gradients},
+    }
+
+
+def numbers_shown(figures, rows):
+    """What the live page says of it, by the same names."""
+    counts = {row["number"]: (row["used"], row["late"], row["dropped"]) for row in rows}
+    counts = {number: each for number, each in counts.items() if any(each)}
+    return {"rows": counts} | {name: figures[name] for name in numbers_of(NOTHING) if name != "rows"}
+
+
+NOTHING = Trace(strategy="full", seed=0, workers=1, recipe={}, rounds_done=0, seconds=0.0)
+
+
 @given(records=journals())
-def test_the_counts_are_those_of_the_whole_journal_also_after_restarts(records):
+def test_a_run_that_is_over_has_the_numbers_of_its_report_also_after_restarts(records):
     trace, state = trace_of(Journal(records=tuple(records), torn=False)), JournalState()
     for record in records:
         state.take(record)
-    figures = state.figures()
-    assert (figures["used"], figures["late"]) == (trace.used, trace.late)
-    assert (figures["sent_bytes"], figures["received_bytes"]) == (trace.sent_bytes, trace.received_bytes)
-    assert figures["round"] == max([trace.rounds_done, *(r.version for r in records[-1:] if hasattr(r, "version"))])
-    by_worker = {row["number"]: (row["used"], row["late"]) for row in state.rows()}
-    for counts in trace.by_worker:
-        assert by_worker[counts.worker] == (counts.used, counts.late)
-    # What waits for a later step when a run ends or is restarted is no drop of the strategy's.
-    too_late = {each.worker: each.too_late for each in trace.by_worker}
-    assert {row["number"]: row["dropped"] for row in state.rows() if row["dropped"]} == {
-        worker: count for worker, count in too_late.items() if count
-    }
+    last = [record.version for record in records[-1:] if hasattr(record, "version")]
+    assert state.round == max([trace.rounds_done, *last])
+    told = numbers_of(trace)
+    assert numbers_shown(state.figures(over=True), state.rows(over=True)) == told
+    if isinstance(records[-1], RunEnded):
+        assert numbers_shown(state.figures(), state.rows()) == told  # a run that has an end is over
+    elif trace.dropped.get(ENDED):
+        assert state.figures()["dropped"] == told["dropped"] - trace.dropped[ENDED]  # it may still be used
+
+
+@given(records=journals(), kept=st.integers(40, 60))
+def test_a_restart_far_back_finds_the_gradients_and_bytes_that_were_counted_by_then(records, kept):
+    """Further than the last records go, which are few here, but more than a note comes late for."""
+    records = [record for record in records if not isinstance(record, Arrived)]  # void or not by its place alone
+    trace = trace_of(Journal(records=tuple(records), torn=False))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(live_state, "_KEPT_GRADIENTS", kept)
+        state = JournalState()
+        for record in records:
+            state.take(record)
+    shown, told = numbers_shown(state.figures(over=True), state.rows(over=True)), numbers_of(trace)
+    names = ("used", "late", "dropped", "rows", "sent_bytes", "received_bytes")
+    assert {name: shown[name] for name in names} == {name: told[name] for name in names}
+
+
+@given(records=journals())
+def test_the_page_prometheus_and_the_report_say_the_same(records):
+    """Of a run with an end, as a folder holds it."""
+    if not isinstance(records[-1], RunEnded):
+        at = max(getattr(record, "at_seconds", 0.0) for record in records)
+        records = [*records, RunEnded(at_seconds=at, reason="stopped", rounds_done=0, diverged=False)]
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "trace.jsonl").write_bytes(lines(records))
+        document = followed(folder).document()
+        told = numbers_of(read_run(Path(folder)).trace)
+    assert numbers_shown(document["figures"], document["rows"]) == told
+    metrics = dict(line.rsplit(" ", 1) for line in metrics_text(document).splitlines() if not line.startswith("#"))
+    assert float(metrics["paceline_seconds"]) == told["seconds"]
+    assert float(metrics["paceline_sent_bytes_total"]) == told["sent_bytes"]
+    for worker, counts in told["rows"].items():
+        for outcome, count in zip(("used", "late", "dropped"), counts, strict=True):
+            labels = f'{document["noun"]}="{worker}",outcome="{outcome}"'
+            assert float(metrics[f"paceline_worker_gradients_total{{{labels}}}"]) == count
 
 
 @given(number=st.integers(0, 3000), most=st.integers(3, 50))

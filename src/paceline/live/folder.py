@@ -77,7 +77,7 @@ class _Journal:
         self.more, self.read_bytes = found.more, sum(map(len, found.lines))
         for line in found.lines if not self.problem else ():
             try:
-                self.state.take(record_from(line, self._checksum, with_arrivals=False))
+                self.state.take(record_from(line, self._checksum))
             except ValueError as error:
                 return self._note(f"{self.tail.path.name}:{self.lines + 1}: {error}")
             self._checksum = checksum_of(line)
@@ -347,7 +347,7 @@ class FollowedRun:
 
     def _figures(self) -> Json:
         if self._journal.state.began is not None:
-            return self._journal.state.figures()
+            return self._journal.state.figures(over=self.over)
         if self._trace is not None:
             return self._trace.figures()
         times = self._of_noun()
@@ -374,7 +374,8 @@ class FollowedRun:
         journal, trace, times = self._journal.state, self._trace, self._of_noun()
         state = self._state()
         shown = journal if journal.began is not None else trace
-        rows = list(merged_rows([] if shown is None else shown.rows(), times))
+        counted = journal.rows(over=self.over) if journal.began is not None else [] if trace is None else trace.rows()
+        rows = list(merged_rows(counted, times))
         quiet = self._clock() - QUIET_SECONDS
         for row in rows:
             file = self._times.get((self.noun, row["number"]))

@@ -6,11 +6,12 @@
 
 A state takes one record after the other and keeps counts, not records. What grows with a run is thinned: a `Curve` has
 at most MOST_POINTS points, and drops every second one when it is full, so 100,000 rounds take as much room as 1,000.
-The counts are those of `traces.history.trace_of`, which reads the whole journal; a test holds one against the other.
+The counts are those of `traces.history.trace_of`, which reads the whole journal: both count with `RunCounts`.
 
-A server that was started again went on from a checkpoint, and what was recorded after that checkpoint is void. Counts
-are therefore kept for the last few checkpoints (`_Counts`), and the steps since are kept until they are many. A
-checkpoint is noted while rounds go on, so the steps that its note comes late for are taken out again:
+A server that was started again went on from a checkpoint, and what was recorded after that checkpoint is void. The last
+records are therefore kept until they are many, and counted again as far as they are valid (`valid_at`); of those
+before, the counts are kept as they were at the last few checkpoints. A checkpoint is noted while rounds go on, so the
+steps that its note comes late for are void too:
 
     step 8   step 9   step 10   checkpointed 9   step 11         resumed at 9
                       '-------- void then ---------------'       counts = those after step 8
@@ -18,15 +19,17 @@ checkpoint is noted while rounds go on, so the steps that its note comes late fo
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 from typing import Any, TypeAlias
 
 from paceline.quantities import duration_text, percent_text
+from paceline.traces.history import ENDED, RunCounts
 from paceline.traces.holes import HoleFinder, hole_sentences
 from paceline.traces.journal import (
     Arrived,
@@ -42,10 +45,11 @@ from paceline.traces.journal import (
     WorkerJoined,
     WorkerLeft,
 )
+from paceline.traces.journal_files import valid_at
 from paceline.traces.records import Trace, summarise
 from paceline.traces.step_clock import PHASES
 from paceline.traces.step_times import StepTimes, TimesBegan, TimesEnded, TimesRecord
-from paceline.traces.worker_counts import CAME_TOO_LATE, WorkerCounts, dropped_sentence, mostly_dropped
+from paceline.traces.worker_counts import WorkerCounts, dropped_sentence, mostly_dropped
 
 Json: TypeAlias = dict[str, Any]
 
@@ -57,7 +61,7 @@ MOST_TEXT = 200  # characters of a reason or a host, as somebody else wrote it
 PACE_SECONDS = 10.0
 _PACE_STEPS = 2_000
 _CHECKPOINTS = 8  # that counts are kept for
-_UNDONE_GRADIENTS = 50_000  # of the last steps, which can be taken out again
+_KEPT_GRADIENTS = 20_000  # of the last records, which can be taken out again
 _RECENT_LINES = 50  # of step times
 _ORDER = {"gone": 0, "dropped": 1, "late": 2, "refused": 3}
 
@@ -90,9 +94,9 @@ class Curve:
         self._last = point
         self._count += 1
 
-    def cut(self, place: int) -> None:
-        """Leave out all points from a place on."""
-        self._kept = [point for point in self._kept if point[0] < place]
+    def cut(self, place: float, *, by: int = 0) -> None:
+        """Leave out all points from a place on; `by` says which number of a point is its place."""
+        self._kept = [point for point in self._kept if point[by] < place]
         self._count = len(self._kept) * self._stride
         self._last = self._kept[-1] if self._kept else None
 
@@ -116,40 +120,6 @@ class LiveWorker:
     refused: int = 0
 
 
-@dataclass(slots=True)
-class _Counts:
-    """What became of gradients so far: [used, late, dropped, came too late] of each worker, and bytes."""
-
-    by_worker: dict[int, list[int]] = field(default_factory=dict)
-    sent_bytes: int = 0
-    received_bytes: int = 0
-
-    def copy(self) -> _Counts:
-        return _Counts({worker: [*counts] for worker, counts in self.by_worker.items()}, *self._bytes())
-
-    def _bytes(self) -> tuple[int, int]:
-        return self.sent_bytes, self.received_bytes
-
-    def add(self, record: StepRecord | Arrived, sign: int = 1) -> None:
-        if isinstance(record, StepRecord):
-            self.sent_bytes += sign * record.sent_bytes
-            self.received_bytes += sign * record.received_bytes
-            for outcome, gradients in enumerate((record.fresh, record.late)):
-                for worker, _ in gradients:
-                    self._of(worker)[outcome] += sign
-        for drop in record.dropped:
-            counts = self._of(drop.worker)
-            counts[2] += sign
-            counts[3] += sign * (drop.reason in CAME_TOO_LATE)
-
-    def _of(self, worker: int) -> list[int]:
-        return self.by_worker.setdefault(worker, [0, 0, 0, 0])
-
-    def totals(self) -> tuple[int, int, int]:
-        used, late, dropped = (sum(counts[place] for counts in self.by_worker.values()) for place in range(3))
-        return used, late, dropped
-
-
 class JournalState:
     """The state of a run with a server, or with rounds on ranks: `take` its records one after the other.
 
@@ -158,7 +128,7 @@ class JournalState:
     ...                     recipe={"rounds": 9}, signature="", codec="none"))
     >>> state.take(StepRecord(at_seconds=0.5, version=0, opened_seconds=0.0, fresh=((0, 0),), late=(), dropped=(),
     ...                       arrivals=(), fingerprint=0, sent_bytes=10, received_bytes=20))
-    >>> state.round, state.rounds, state.k, state.counts_of(0).used
+    >>> state.round, state.rounds, state.k, state.figures()["used"]
     (1, 9, 1, 1)
     """
 
@@ -169,17 +139,18 @@ class JournalState:
         self.version = 0
         self.steps_closed = 0  # also those that are void
         self.k: int | None = None
-        self.seconds = 0.0
         self.workers: dict[int, LiveWorker] = {}
         self.events: deque[tuple[float, str]] = deque(maxlen=MOST_EVENTS)
         self.loss: float | None = None
         self.accuracy: float | None = None
         self.test_loss: float | None = None
         self.diverged = False
-        self._counts = _Counts()
-        self._undo: deque[StepRecord | Arrived] = deque()
-        self._undo_gradients = 0
-        self._checkpoints: dict[int, _Counts] = {}
+        self._counts = RunCounts(on_ranks=False)  # of all records
+        self._before = self._counts.copy()  # of all but the last, which are in `_last`
+        self._before_version = 0
+        self._last: deque[JournalRecord] = deque()
+        self._last_gradients = 0
+        self._checkpoints: dict[int, RunCounts | None] = {}  # as `_before` was then; None: it has not got there
         self._losses, self._steps = Curve(), Curve()
         self._holes = HoleFinder()
         self._pace: deque[float] = deque(maxlen=_PACE_STEPS)
@@ -195,10 +166,11 @@ class JournalState:
         match record:
             case RunBegan():
                 self.began, self.rounds = record, _whole(record.recipe.get("rounds"))
+                self._counts, self._before = (RunCounts(on_ranks=record.on == "ranks") for _ in range(2))
             case StepRecord():
                 self._take_step(record)
             case Arrived():
-                self._count(record)
+                self._tell_dropped(record)
             case WorkerJoined():
                 worker = self._worker(record.worker)
                 worker.alive, worker.last, worker.host = True, "joined", record.host[:MOST_TEXT]
@@ -217,7 +189,7 @@ class JournalState:
                 self.diverged = self.diverged or record.loss is None
                 self._losses.add((record.round, record.at_seconds, record.loss, record.accuracy, record.test_loss))
             case Checkpointed():
-                self._keep_counts(record.version)
+                self._note_checkpoint(record.version)
             case Resumed():
                 self._go_back(record)
             case Extended():
@@ -226,7 +198,7 @@ class JournalState:
             case RunEnded():
                 self.ended, self.diverged = record, self.diverged or record.diverged
                 self._tell(record.at_seconds, f"ended: {record.reason}")
-        self.seconds = max(self.seconds, getattr(record, "at_seconds", 0.0))
+        self._count(record)
 
     def _take_step(self, step: StepRecord) -> None:
         if step.version < self.version:
@@ -237,21 +209,30 @@ class JournalState:
             for number, _ in gradients:
                 worker = self._worker(number)
                 worker.alive, worker.last = True, word
-        self._count(step)
+        self._tell_dropped(step)
         self._steps.add((step.version, step.at_seconds, self.k))
         self._pace.append(step.at_seconds)
         while step.at_seconds - self._pace[0] > PACE_SECONDS and len(self._pace) > 2:
             self._pace.popleft()
 
-    def _count(self, record: StepRecord | Arrived) -> None:
+    def _tell_dropped(self, record: StepRecord | Arrived) -> None:
         for drop in record.dropped:
             worker = self._worker(drop.worker)
             worker.last = "dropped" if worker.alive else worker.last
-        self._counts.add(record)
-        self._undo.append(record)
-        self._undo_gradients += _gradients(record)
-        while self._undo_gradients > _UNDONE_GRADIENTS and len(self._undo) > 1:
-            self._undo_gradients -= _gradients(self._undo.popleft())
+
+    def _count(self, record: JournalRecord) -> None:
+        self._counts.take(record)
+        self._last.append(record)
+        self._last_gradients += _gradients(record)
+        while self._last_gradients > _KEPT_GRADIENTS and len(self._last) > 1:
+            first = self._last.popleft()
+            self._last_gradients -= _gradients(first)
+            if isinstance(first, StepRecord):
+                for version, kept in self._checkpoints.items():
+                    if kept is None and self._before_version <= version <= first.version:
+                        self._checkpoints[version] = self._before.copy()
+                self._before_version = first.version + 1
+            self._before.take(first)
 
     def _worker(self, number: int) -> LiveWorker:
         if (found := self.workers.get(number)) is None:
@@ -263,34 +244,32 @@ class JournalState:
 
     # -- checkpoints
 
-    def _keep_counts(self, version: int) -> None:
-        self._checkpoints.pop(version, None)
-        self._checkpoints[version] = self._counts_at(version)
+    def _note_checkpoint(self, version: int) -> None:
+        kept = self._checkpoints.pop(version, None)
+        self._checkpoints[version] = kept
         while len(self._checkpoints) > _CHECKPOINTS:
             del self._checkpoints[next(iter(self._checkpoints))]
 
-    def _counts_at(self, version: int) -> _Counts:
-        """Return the counts before the first step from a version on; as they are where it is too long ago."""
-        counts = self._counts.copy()
-        for record in list(self._undo)[self._valid_until(version) :]:
-            counts.add(record, -1)
-        return counts
-
-    def _valid_until(self, version: int) -> int:
-        """Return the place of the first step from a version on, among those that can be taken out again."""
-        steps = ((place, each) for place, each in enumerate(self._undo) if isinstance(each, StepRecord))
-        return next((place for place, step in steps if step.version >= version), len(self._undo))
-
     def _go_back(self, record: Resumed) -> None:
-        kept = self._checkpoints.get(record.version, None if record.version else _Counts())
-        self._counts = self._counts_at(record.version) if kept is None else kept.copy()
+        if record.version >= self._before_version:
+            valid = valid_at(tuple(self._last), record.version)
+            ids = set(map(id, valid))
+            void = (each.at_seconds for each in self._last if isinstance(each, Evaluated) and id(each) not in ids)
+            self._losses.cut(next(void, math.inf), by=1)
+            self._last = deque(valid)
+        else:  # further than the last records go
+            fresh = None if record.version else RunCounts(on_ranks=self.noun == "rank")
+            self._before = self._checkpoints.get(record.version) or fresh or self._before
+            self._before_version, self._last = record.version, deque()
+            self._losses.cut(record.version // self._versions_a_round + 1)
         self._checkpoints = {version: each for version, each in self._checkpoints.items() if version <= record.version}
-        self._undo = deque(list(self._undo)[: self._valid_until(record.version)])
-        self._undo_gradients = sum(map(_gradients, self._undo))
+        self._last_gradients = sum(map(_gradients, self._last))
+        self._counts = self._before.copy()
+        for each in self._last:
+            self._counts.take(each)
         self._pace.clear()
-        self.version, self.ended, self.seconds = record.version, None, record.at_seconds
+        self.version, self.ended = record.version, None
         self._steps.cut(record.version)
-        self._losses.cut(record.version // self._versions_a_round + 1)
         last = self._losses.points[-1:]
         self.loss, self.accuracy, self.test_loss = last[0][2:] if last else (None, None, None)
         self.diverged = any(point[2] is None for point in self._losses.points)
@@ -326,15 +305,13 @@ class JournalState:
             return 0.0
         return (len(self._pace) - 1) / (self._pace[-1] - self._pace[0]) / self._versions_a_round
 
-    @property
-    def traffic(self) -> tuple[int, int]:
-        """The bytes that the server sent and received."""
-        return self._counts.sent_bytes, self._counts.received_bytes
-
-    def counts_of(self, worker: int) -> WorkerCounts:
-        """Return what became of a worker's gradients."""
-        used, late, dropped, too_late = self._counts.by_worker.get(worker, (0, 0, 0, 0))
-        return WorkerCounts(worker=worker, used=used, late=late, dropped=dropped, too_late=too_late)
+    def counts(self, *, over: bool = False) -> RunCounts:
+        """Return what became of gradients so far; where the run is `over`, what waits for a later step is dropped."""
+        if self.ended is None and not over:
+            return self._counts
+        counts = self._counts.copy()
+        counts.drop_waiting(ENDED)
+        return counts
 
     @property
     def missing(self) -> list[str]:
@@ -344,14 +321,15 @@ class JournalState:
     def warnings(self) -> list[str]:
         """Return a sentence for each worker whose work is mostly dropped, the worst first."""
         strategy = self.began.strategy if self.began is not None else ""
-        found = mostly_dropped(self.counts_of(worker) for worker in self._counts.by_worker)
+        found = mostly_dropped(self._counts.by_worker.values())
         return [dropped_sentence(strategy, each) for each in found[:MOST_WARNINGS]]
 
-    def rows(self) -> list[Json]:
+    def rows(self, *, over: bool = False) -> list[Json]:
         """Return a row for each worker, in order of their numbers."""
-        found = []
-        for number in sorted({*self.workers, *self._counts.by_worker}):
-            worker, counts = self.workers.get(number) or LiveWorker(), self.counts_of(number)
+        found, by_worker = [], self.counts(over=over).by_worker
+        for number in sorted({*self.workers, *by_worker}):
+            worker = self.workers.get(number) or LiveWorker()
+            counts = by_worker.get(number) or WorkerCounts(worker=number)
             goodbye = self.ended is not None and (worker.alive or worker.last == self.ended.reason[:MOST_TEXT])
             word = "ended" if goodbye else worker.last if worker.alive else "gone"
             found.append(
@@ -368,24 +346,22 @@ class JournalState:
             )
         return found
 
-    def figures(self) -> Json:
+    def figures(self, *, over: bool = False) -> Json:
         """Return the figures of the whole run."""
-        used, late, dropped = self._counts.totals()
-        sent, received = self.traffic
+        counts = self.counts(over=over)
+        measured = (None, None, None) if self.diverged else (self.loss, self.accuracy, self.test_loss)
         return {
             "round": self.round,
             "rounds": self.rounds,
-            "seconds": round(self.seconds, 3),
+            "seconds": round(counts.seconds("" if self.ended is None else self.ended.reason), 3),
             "rounds_per_second": round(self.pace, 3),
-            "loss": self.loss,
-            "accuracy": self.accuracy,
-            "test_loss": self.test_loss,
+            **dict(zip(("loss", "accuracy", "test_loss"), measured, strict=True)),
             "k": self.k,
-            "sent_bytes": sent,
-            "received_bytes": received,
-            "used": used,
-            "late": late,
-            "dropped": dropped,
+            "sent_bytes": counts.sent_bytes,
+            "received_bytes": counts.received_bytes,
+            "used": counts.used,
+            "late": counts.late,
+            "dropped": counts.dropped.total(),
             "here": sum(worker.alive for worker in self.workers.values()),
             "workers": self.began.workers if self.began is not None else None,
         }
@@ -403,9 +379,9 @@ def _whole(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
-def _gradients(record: StepRecord | Arrived) -> int:
-    held = len(record.dropped) + 1
-    return held + len(record.fresh) + len(record.late) if isinstance(record, StepRecord) else held
+def _gradients(record: JournalRecord) -> int:
+    held = len(record.dropped) + len(record.arrivals) if isinstance(record, StepRecord | Arrived) else 0
+    return 1 + held + (len(record.fresh) + len(record.late) if isinstance(record, StepRecord) else 0)
 
 
 def measured_curves(points: Iterable[tuple[Any, ...]]) -> dict[str, list[list[float]]]:

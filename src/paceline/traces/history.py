@@ -50,6 +50,7 @@ from paceline.traces.records import (
 from paceline.traces.share_recorder import ShareRecorder
 from paceline.traces.worker_counts import WorkerCounts, with_gradient
 
+ENDED = "the run ended"  # why a gradient is dropped that waited for a later step
 KEPT_ABSENCES = 100_000
 MOST_RECORDED = 5_000_000  # as many as the simulator reads
 SHORTEST_SECONDS = 1e-6  # a journal's times are rounded to microseconds, and no work takes no time
@@ -71,14 +72,14 @@ def trace_of(journal: Journal) -> Trace:
     """
     began = journal.began
     records = effective(journal.records)
-    gradients, presence = _Gradients(on_ranks=began.on == "ranks"), _Presence()
+    counts, presence = RunCounts(on_ranks=began.on == "ranks", most_works=KEPT_WORKS), _Presence()
     shares = ShareRecorder() if shares_of(began.recipe) == "speed" else None
     for record in records:
-        gradients.take(record)
+        counts.take(record)
         presence.take(record)
         if shares is not None:
             _hear_of_shares(shares, record)
-    gradients.drop_pending("the run ended")
+    counts.drop_waiting(ENDED)
     steps = [record for record in records if isinstance(record, StepRecord)]
     evaluated = [record for record in records if isinstance(record, Evaluated)]
     ended = records[-1].reason if isinstance(records[-1], RunEnded) else ""
@@ -89,24 +90,24 @@ def trace_of(journal: Journal) -> Trace:
         workers=began.workers,
         recipe=began.recipe,
         rounds_done=versions // (began.workers if began.strategy == "async" else 1),
-        seconds=max(_last_seconds(record) for record in records if not _after_the_end(record, ended)),
+        seconds=counts.seconds(ended),
         clock="real",
         late_work="partial",
         diverged=any(record.loss is None for record in evaluated)
         or any(isinstance(record, RunEnded) and record.diverged for record in records),
-        used=sum(len(step.fresh) for step in steps),
-        late=sum(len(step.late) for step in steps),
-        dropped=dict(gradients.dropped),
-        sent_bytes=sum(step.sent_bytes for step in steps),
-        received_bytes=sum(step.received_bytes for step in steps),
+        used=counts.used,
+        late=counts.late,
+        dropped=dict(counts.dropped),
+        sent_bytes=counts.sent_bytes,
+        received_bytes=counts.received_bytes,
         rounds=tuple(_round(step) for step in steps),
-        works=tuple(gradients.works),
+        works=tuple(counts.works),
         evaluations=tuple(_evaluation(record) for record in evaluated),
         absences=presence.absences(began.workers),
         ended=ended,
-        by_worker=tuple(counts for _, counts in sorted(gradients.by_worker.items())),
+        by_worker=tuple(each for _, each in sorted(counts.by_worker.items())),
         shares=None if shares is None else shares.summary(),
-        missing=(*hole_sentences(holes_in(journal.records)), *works_left_out(len(gradients.works), KEPT_WORKS)),
+        missing=(*hole_sentences(holes_in(journal.records)), *works_left_out(len(counts.works), KEPT_WORKS)),
     )
 
 
@@ -149,45 +150,80 @@ def _evaluation(record: Evaluated) -> Evaluation:
     )
 
 
-class _Gradients:
-    """The outcome of each gradient, and the arrivals whose outcome is not known yet.
+class RunCounts:
+    """What the records of a run come to in numbers, one after the other: gradients by their outcome, bytes, seconds.
 
-    What waits when a server is started again is lost; a checkpoint of ranks holds it.
+    Whoever reads a whole journal and whoever follows one as it grows count here, so that they say the same. What waits
+    when a server is started again is lost; a checkpoint of ranks holds it. Of the first `most_works` arrivals it is
+    kept who did what when.
     """
 
-    def __init__(self, *, on_ranks: bool) -> None:
-        self._on_ranks = on_ranks
+    def __init__(self, *, on_ranks: bool, most_works: int = 0) -> None:
+        self._on_ranks, self._most_works = on_ranks, most_works
+        self.used = self.late = self.sent_bytes = self.received_bytes = 0
         self.dropped: Counter[str] = Counter()
         self.works: list[Work] = []
         self.by_worker: dict[int, WorkerCounts] = {}
-        self._pending: defaultdict[tuple[int, int], list[Arrival]] = defaultdict(list)
+        self._waiting: dict[tuple[int, int], list[Arrival]] = {}
+        self._seconds = 0.0
+        self._left: list[tuple[float, str]] = []  # the last who left, and the last who left for another reason
+
+    def copy(self) -> RunCounts:
+        """Return the same counts, to go on with apart."""
+        twin = RunCounts(on_ranks=self._on_ranks, most_works=self._most_works)
+        twin.__dict__.update(self.__dict__)
+        twin.dropped, twin.works, twin.by_worker = self.dropped.copy(), [*self.works], self.by_worker.copy()
+        twin._waiting = {gradient: [*arrivals] for gradient, arrivals in self._waiting.items()}
+        twin._left = [*self._left]
+        return twin
+
+    def seconds(self, ended: str) -> float:
+        """Return the time that the run took; `ended` is the reason of its end, "" where it has none.
+
+        The time after the last round is no part of it: checkpoints, and goodbyes.
+        """
+        return max([self._seconds, *(at for at, reason in self._left if not ended or reason != ended)])
 
     def take(self, record: JournalRecord) -> None:
+        """Take the next record."""
         if isinstance(record, Resumed) and not self._on_ranks:
-            self.drop_pending("the server was restarted")
+            self.drop_waiting("the server was restarted")
+        if isinstance(record, WorkerLeft):
+            left = sorted([*self._left, (record.at_seconds, record.reason)], reverse=True)
+            self._left = [left[0], *[each for each in left if each[1] != left[0][1]][:1]]
+        elif not isinstance(record, Checkpointed):
+            self._seconds = max(self._seconds, _last_seconds(record))
         if not isinstance(record, StepRecord | Arrived):
             return
         for arrival in record.arrivals:
-            self._pending[arrival.worker, arrival.version].append(arrival)
+            self._waiting.setdefault((arrival.worker, arrival.version), []).append(arrival)
         if isinstance(record, StepRecord):
-            for gradient in record.fresh:
-                # An incomplete gradient of an open round is dropped, and the whole one that follows it is used.
-                whole = [arrival.blocks_done == arrival.blocks for arrival in self._pending[gradient]]
-                place = whole.index(True) if any(whole) else 0
-                self._settle(gradient, "used", place=place, closed_seconds=record.at_seconds)
-            for gradient in record.late:
-                self._settle(gradient, "late", place=0)
+            self._take_step(record)
         for drop in record.dropped:
             self.dropped[drop.reason] += 1
             # Of a gradient that came twice it is the second that is dropped.
             self._settle((drop.worker, drop.version), "dropped", place=-1, reason=drop.reason)
 
-    def drop_pending(self, reason: str) -> None:
-        for arrivals in self._pending.values():
+    def _take_step(self, step: StepRecord) -> None:
+        self.used += len(step.fresh)
+        self.late += len(step.late)
+        self.sent_bytes += step.sent_bytes
+        self.received_bytes += step.received_bytes
+        for gradient in step.fresh:
+            # An incomplete gradient of an open round is dropped, and the whole one that follows it is used.
+            whole = [arrival.blocks_done == arrival.blocks for arrival in self._waiting.get(gradient, ())]
+            place = whole.index(True) if any(whole) else 0
+            self._settle(gradient, "used", place=place, closed_seconds=step.at_seconds)
+        for gradient in step.late:
+            self._settle(gradient, "late", place=0)
+
+    def drop_waiting(self, reason: str) -> None:
+        """Count what waits for a later step as dropped."""
+        for arrivals in self._waiting.values():
             for arrival in arrivals:
                 self.dropped[reason] += 1
                 self._count(arrival, "dropped", reason)
-        self._pending.clear()
+        self._waiting.clear()
 
     def _settle(
         self,
@@ -199,11 +235,11 @@ class _Gradients:
         closed_seconds: float | None = None,
     ) -> None:
         """Note what became of an arrival. One that is in no record (a full disk) is counted all the same."""
-        arrivals = self._pending[gradient]
+        arrivals = self._waiting.get(gradient)
         if arrivals:
             self._count(arrivals.pop(place), outcome, reason, closed_seconds)
-        if not arrivals:
-            del self._pending[gradient]
+            if not arrivals:
+                del self._waiting[gradient]
 
     def _count(self, arrival: Arrival, outcome: Outcome, reason: str = "", closed_seconds: float | None = None) -> None:
         """Count an arrival for its worker. It waited until `closed_seconds`, if its round was still open."""
@@ -213,7 +249,7 @@ class _Gradients:
         self._keep(arrival, outcome, reason)
 
     def _keep(self, arrival: Arrival, outcome: Outcome, reason: str) -> None:
-        if len(self.works) >= KEPT_WORKS:
+        if len(self.works) >= self._most_works:
             return
         # Half of the time on the wire was the model's way to the worker.
         finished = max(0.0, arrival.at_seconds - arrival.transfer_seconds / 2)
@@ -280,12 +316,6 @@ class _Presence:
         self._known.add(worker)
         absence = Absence(worker=worker, from_seconds=at_seconds, to_seconds=None, reason=reason)
         self._away.setdefault(worker, absence)
-
-
-def _after_the_end(record: JournalRecord, ended: str) -> bool:
-    """Return whether a record is of the time after the last round, which is no part of the time that a run took."""
-    goodbye = bool(ended) and isinstance(record, WorkerLeft) and record.reason == ended
-    return goodbye or isinstance(record, Checkpointed)
 
 
 def _last_seconds(record: JournalRecord) -> float:

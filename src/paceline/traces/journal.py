@@ -419,11 +419,10 @@ def lines_of(records: Iterable[JournalRecord], before: int = 0) -> bytes:
     return b"".join(lines)
 
 
-def record_from(line: bytes, before: int = 0, *, with_arrivals: bool = True) -> JournalRecord:
+def record_from(line: bytes, before: int = 0) -> JournalRecord:
     """Return the record of a line; ValueError says in one sentence what is wrong with the line.
 
     `before` is the checksum of the line before (`checksum_of`). The line's own is compared before anything is read.
-    Without `with_arrivals` the record has none: they are most of a line, and who follows a run has no use for them.
 
     >>> line = line_of(Checkpointed(at_seconds=1.5, version=7), before=0x31F7E729)
     >>> record_from(line, before=0x31F7E729)
@@ -441,8 +440,6 @@ def record_from(line: bytes, before: int = 0, *, with_arrivals: bool = True) -> 
     kind = found.pop("kind")
     if not isinstance(kind, str) or kind not in KINDS:
         raise unknown("kind of record", kind if isinstance(kind, str) else type(kind).__name__, KINDS)
-    if not with_arrivals and isinstance(found.get("arrivals"), list):
-        found["arrivals"] = []
     return _record(kind, found)
 
 

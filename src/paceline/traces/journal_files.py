@@ -300,12 +300,12 @@ def effective(records: Sequence[JournalRecord]) -> tuple[JournalRecord, ...]:
     kept: list[JournalRecord] = []
     for record in records:
         if isinstance(record, Resumed):
-            kept = _valid_at(kept, record.version)
+            kept = valid_at(kept, record.version)
         kept.append(record)
     return tuple(kept)
 
 
-def _valid_at(kept: Sequence[JournalRecord], version: int) -> list[JournalRecord]:
+def valid_at(kept: Sequence[JournalRecord], version: int) -> list[JournalRecord]:
     """Return the records that are valid after going back to a version.
 
     Checkpoints and evaluations are made beside the rounds, so they may be noted after steps that are void now.
