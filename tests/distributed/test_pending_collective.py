@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import threading
+from pathlib import Path
 
 import pytest
 import torch
 
+import paceline
 from paceline.distributed.collectives import PendingCollective
+
+SOURCE = Path(paceline.__file__).parent
+WAITS_WITH_A_LIMIT = [
+    "drivers/pipelining/ranks.py",  # Message: a pipeline that fails closes its connections by it
+    "drivers/watching/links.py",  # a group of the probe's own, which a failure is the end of
+]
 
 
 class Work:
@@ -82,3 +91,34 @@ def test_what_is_over_may_be_detached(error):
     pending.detach()
     pending.detach()
     assert pending.done()
+
+
+# -- a wait that runs out ----------------------------------------------------------------------------------------------
+
+
+def test_a_wait_with_a_limit_never_asks_the_backend_to_wait_with_one():
+    """gloo closes the connections of a whole group when such a wait runs out: nothing could be exchanged any more."""
+
+    class Waited(Work):
+        def wait(self, *limit, **limits):
+            assert not limit, limits
+
+        def is_completed(self):
+            return False
+
+    for device in ("cpu", "meta"):  # a backend that calls back, and one that is asked
+        pending = PendingCollective(Waited(), torch.device(device))
+        pending.wait(0.01)
+        assert not pending.done()
+        pending.check()
+
+
+def test_no_wait_of_a_backend_has_a_limit_but_that_which_is_to_close_connections():
+    found = []
+    for file in sorted(SOURCE.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "wait":
+                of = getattr(node.func.value, "attr", getattr(node.func.value, "id", ""))
+                if of.strip("_").endswith("work") and (node.args or node.keywords):
+                    found.append(file.relative_to(SOURCE).as_posix())
+    assert found == WAITS_WITH_A_LIMIT

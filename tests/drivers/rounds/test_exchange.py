@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -128,3 +129,31 @@ def test_only_what_goes_over_a_connection_can_be_a_lost_one(notices, start, fail
     exchange.start()
     assert exchange.join(60.0)
     assert exchange.failure == failure
+
+
+def in_a_thread(call):
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join(10)
+
+
+def test_the_exchange_thread_computes_with_the_threads_of_the_training_thread():
+    """The bits of some codecs depend on how many there are, and a replay has as many."""
+    seen, before = [], torch.get_num_threads()
+
+    class Threads:
+        def next_notice(self):
+            seen.append(torch.get_num_threads())
+            raise RuntimeError("the store is gone")
+
+    try:
+        torch.set_num_threads(before + 1)
+        in_a_thread(lambda: torch.set_num_threads(before + 2))  # what a new thread of torch's would have
+        assert torch.get_num_threads() == before + 1
+        exchange = make_exchange(mailbox=Threads())
+        exchange.start()
+        assert exchange.join(10)
+    finally:
+        in_a_thread(lambda: torch.set_num_threads(before))
+        torch.set_num_threads(before)
+    assert seen == [before + 1]
