@@ -241,6 +241,20 @@ def test_the_last_words_arrive_though_bytes_of_the_peer_lie_unread(sides):
     run(work())
 
 
+def test_with_tls_writing_goes_on_where_a_write_limit_of_0_would_stop_it_for_ever(credentials):
+    """asyncio's TLS pauses a writer at its limit, also at nothing: with 0 it is never told to go on."""
+
+    async def work():
+        async with pair(credentials["TLS"]) as (near, far):
+            for writer, reader in ((near, far), (far, near)):
+                for size in (1, SLICE_BYTES + 1):
+                    async with asyncio.timeout(SECONDS / 8):
+                        _, found = await asyncio.gather(writer.write(pattern(size)), reader.read(size))
+                    assert found == pattern(size)
+
+    run(work())
+
+
 def test_a_farewell_to_a_peer_that_stays_has_an_end(sides):
     async def work():
         async with pair(sides) as (near, far):
