@@ -118,6 +118,34 @@ def test_a_state_of_another_shard_or_a_damaged_one_is_refused(settings):
         order_of(settings, 20, 8).load_state_dict(order.state_dict() | {"position": 99})
 
 
+@every
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"position": 99},
+        {"weight": -1.0},
+        {"open": torch.tensor([20])},
+        {"draw": -1},
+        {"sat_out": 0.5},
+        {"keep": torch.ones(19, dtype=torch.bool)},
+        {"heavier": torch.ones(19, dtype=torch.bool)},
+        {"policy": {"samples": 20, "times_pruned": torch.zeros(19)}},
+    ],
+    ids=lambda damage: next(iter(damage)),
+)
+def test_a_state_that_is_refused_changes_nothing(settings, damage):
+    order, calm, other = (order_of(settings, 20, 8) for _ in range(3))
+    play(other, 12)
+    play(order, 5), play(calm, 5)
+    with pytest.raises((ValueError, KeyError)):
+        order.load_state_dict(other.state_dict() | damage)
+    for one, same in zip(play(order, 8), play(calm, 8), strict=True):
+        assert torch.equal(one.indices, same.indices)
+    assert all(
+        np.array_equal(value, calm.policy.state_dict()[name]) for name, value in order.policy.state_dict().items()
+    )
+
+
 class Spy:
     """A policy that keeps everybody and writes down what it is told."""
 

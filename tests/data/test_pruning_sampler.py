@@ -159,6 +159,22 @@ def test_drop_last_leaves_out_what_is_no_whole_batch(samples):
         assert [len(batch) for batch in batches] == [8] * size
 
 
+def test_without_a_number_of_epochs_info_batch_prunes_to_the_end_and_without_a_warning():
+    pruning, pruned = paceline.InfoBatch(SAMPLES, batch_size=8), []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for epoch in range(1, 31):
+            sizes = [len(batch) for batch in pruning if pruning.observe(losses_of(batch, epoch)) is not None]
+            pruned.append(sum(sizes) < SAMPLES)
+    assert pruned == [False] + [True] * 29
+    assert pruning.plan(30).pruned_epochs == tuple(range(2, 31))
+    with pytest.raises(ValueError, match=r"give epochs, to plan\(\) or to InfoBatch"):
+        pruning.plan()
+    whole = paceline.InfoBatch(SAMPLES, batch_size=8, delta=0.0)
+    assert not whole.plan(30).pruned_epochs
+    assert {epoch: len(who) for epoch, who in kept(passes(whole, 5)).items()} == dict.fromkeys(range(1, 6), SAMPLES)
+
+
 @every_kind
 def test_200_epochs_with_batch_norm_never_end_in_a_batch_of_one_and_each_sample_comes_once(kind):
     """97 samples are 6 batches of 16 and one sample; 65, those of a pruned epoch of fine-pruning, 4 and one."""

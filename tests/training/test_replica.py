@@ -219,3 +219,14 @@ def test_the_mean_gradient_is_written_where_the_gradient_was_unless_it_was_kept_
     weights[0].grad = torch.ones(1).expand(3)  # no memory of its own to write to
     averaged(replicas, weight=0.5)
     assert weights[0].grad.tolist() == weights[1].grad.tolist() == [2.5] * 3
+
+
+def test_a_state_that_is_refused_changes_nothing():
+    weight = torch.nn.Parameter(torch.zeros(3))
+    replica = Replica([weight], [], make_averaging("bmuf"), workers=1)
+    before = {name: tensor.clone() for name, tensor in replica.state_dict().items()}
+    for damage in ({"velocity": torch.ones(2)}, {"base": torch.ones(2)}):
+        state = {"shared": torch.ones(3), "base": torch.ones(3), "velocity": torch.ones(3)} | damage
+        with pytest.raises(ValueError, match=next(iter(damage))):
+            replica.load_state_dict(state)
+        assert all(torch.equal(tensor, before[name]) for name, tensor in replica.state_dict().items())

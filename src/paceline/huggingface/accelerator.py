@@ -40,9 +40,12 @@ def prepare(accelerator: Any, *objects: Any) -> Any:
     if not isinstance(accelerator, Accelerator):
         raise TrainerSetupError(f"accelerator must be an accelerate.Accelerator (it is a {type(accelerator).__name__})")
     check_whole(accelerator, "prepare()")
-    prepare_model = accelerator.prepare_model
-    accelerator.prepare_model = partial(prepare_model, evaluation_mode=True)
+    own = vars(accelerator).get("prepare_model")  # one that somebody has put there, average() for one
+    accelerator.prepare_model = partial(accelerator.prepare_model, evaluation_mode=True)
     try:
         return accelerator.prepare(*objects)
     finally:
-        del accelerator.prepare_model  # the class's own again
+        if own is None:
+            del accelerator.prepare_model  # the class's own again
+        else:
+            accelerator.prepare_model = own

@@ -30,7 +30,7 @@ Where `max_steps` is given, it is the number of steps, as always, and there are 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sized
+from collections.abc import Callable, Iterable, Sequence, Sized
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,6 +39,7 @@ from accelerate.data_loader import prepare_data_loader
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, IterableDataset
 
+from paceline.data.pruning import PRUNINGS
 from paceline.data.pruning.epoch import BatchLayout
 from paceline.data.pruning.ranks import TIMEOUT_SECONDS
 from paceline.data.pruning.sampler import FinePruning, InfoBatch
@@ -55,10 +56,7 @@ if TYPE_CHECKING:
 PART = "pruning"
 INFO_BATCH = "info-batch"
 FINE_PRUNING = "fine-pruning"
-SETTINGS = {
-    INFO_BATCH: ("ratio", "delta"),
-    FINE_PRUNING: ("window", "starting_point", "attenuation", "block", "count", "prune", "tolerance"),
-}
+SETTINGS = {name: entry.settings for name, entry in PRUNINGS.items()}
 KEPT = (  # settings of the user's loader that ours has too
     "collate_fn",
     "num_workers",
@@ -85,6 +83,7 @@ def prune(
     count: int | None = None,
     prune: float | int | None = None,
     tolerance: float | None = None,
+    window_at: Sequence[int] | None = None,
     seed: int | None = None,
     base: Iterable[int] | None = None,
     losses: Losses | None = None,
@@ -118,6 +117,7 @@ def prune(
         "count": count,
         "prune": prune,
         "tolerance": tolerance,
+        "window_at": window_at,
     }
     part = TrainerPruning(trainer, policy, given, seed, base, losses, timeout_seconds)
     add_part(trainer, PART, part)
@@ -131,7 +131,7 @@ class TrainerPruning:
         self,
         trainer: Trainer,
         policy: str,
-        settings: dict[str, float | int | None],
+        settings: dict[str, Any],
         seed: int | None,
         base: Iterable[int] | None,
         losses: Losses | None,
@@ -397,7 +397,7 @@ class StepEnds(transformers.TrainerCallback):
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
-def _settings_of(policy: str, given: dict[str, float | int | None]) -> dict[str, float | int]:
+def _settings_of(policy: str, given: dict[str, Any]) -> dict[str, Any]:
     """Return the settings that were given, by name; refuse an unknown policy, and settings of another."""
     if policy not in SETTINGS:
         raise TrainerSetupError(str(unknown("pruning policy", policy, SETTINGS)))

@@ -194,8 +194,8 @@ class PrunedOrders:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a `state_dict`."""
-        self._members = {}
+        """Go on from a `state_dict`; one that is refused changes nothing."""
+        members: dict[int, _Membership] = {}
         for name, kept in state.items():
             worker, shard = (
                 int(name),
@@ -203,7 +203,8 @@ class PrunedOrders:
             )
             order = self._fresh(worker, shard, 0)
             order.load_state_dict(kept["order"])
-            self._members[worker] = _Membership(worker=worker, shard=shard, order=order)
+            members[worker] = _Membership(worker=worker, shard=shard, order=order)
+        self._members = members
 
 
 def pruning_of(batches: Batches, training: Training) -> PruningTotals:

@@ -120,10 +120,14 @@ class Replica:
         state = {"shared": self.shared, "base": self._base, **self._outer.state_dict()}
         return {name: tensor.clone() for name, tensor in state.items()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a `state_dict`."""
-        for name in ("shared", "base"):
+    def check(self, state: dict[str, Any]) -> None:
+        """Refuse a state that does not fit."""
+        for name in ("shared", "base", *(["velocity"] if state.get("velocity") is not None else [])):
             check_tensor(name, state[name], self.shared)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a `state_dict`; one that is refused changes nothing."""
+        self.check(state)
         self.shared.copy_(state["shared"])
         self._base.copy_(state["base"])
         self._outer.load_state_dict(state, like=self.shared)
@@ -352,6 +356,9 @@ class GradientReplica:
     def state_dict(self) -> dict[str, Any]:
         """Return nothing: it is all in the model."""
         return {}
+
+    def check(self, state: dict[str, Any]) -> None:
+        """Refuse a state that does not fit; every one does."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a `state_dict`."""

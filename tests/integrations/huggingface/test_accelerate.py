@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+import functools
 
+import accelerate
+import pytest
+import torch
+
+from paceline.huggingface import prepare
 from tests.integrations.ranks import JobError, launch
 
 JOB = "tests.integrations.huggingface.accelerate_job"
@@ -27,6 +32,16 @@ def test_hpsgd_and_rounds_take_what_is_prepared():
         assert first["digest"] == second["digest"]
         assert first["steps"] == second["steps"] == 6
         assert (first["optimizer"] == second["optimizer"]) == (kind == "rounds")
+
+
+def test_prepare_leaves_what_somebody_has_put_in_the_place_of_a_method():
+    """average() puts a prepare_model there that makes no DistributedDataParallel."""
+    accelerator = accelerate.Accelerator(cpu=True)
+    theirs = functools.partial(accelerator.prepare_model, evaluation_mode=True)
+    accelerator.prepare_model = theirs
+    model = torch.nn.Linear(2, 1)
+    prepare(accelerator, model, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert accelerator.prepare_model is theirs
 
 
 def test_a_model_that_accelerate_has_wrapped_is_refused_with_the_remedy():

@@ -118,13 +118,13 @@ class PrunedOrder:
         if self._pass is None:
             done = self.draw / self._draws if self._passes is None else self._number / self._passes
             self._decision = self.policy.decide(self._number + 1, min(1.0, done))
-            self._pass, self._position = self._kept(), 0
+            self._pass, self._position = self._kept(self._number, self._decision.keep), 0
         return self._pass
 
-    def _kept(self) -> torch.Tensor:
-        generator = torch_generator(self._seed, "batches", self._worker, self._number)
+    def _kept(self, number: int, keep: NDArray[np.bool_] | None) -> torch.Tensor:
+        """Return who takes part in a pass, in its order."""
+        generator = torch_generator(self._seed, "batches", self._worker, number)
         permuted = torch.randperm(len(self._shard), generator=generator)
-        keep = self._decision.keep
         return permuted if keep is None else permuted[torch.from_numpy(keep)[permuted]]
 
     def _end_pass(self) -> None:
@@ -155,9 +155,12 @@ class PrunedOrder:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on exactly where another order of the same shard, settings, seed and worker stood."""
-        samples = len(self._shard)
-        self.policy.load_state_dict(state["policy"])
+        """Go on exactly where another order of the same shard, settings, seed and worker stood.
+
+        A state that is refused changes nothing: the policy's part is the last that can be.
+        """
+        samples, learned = len(self._shard), state["policy"]
+        self.policy.check_samples(learned)
         keep, heavier = (
             None if state[name] is None else saved_array(state[name], np.bool_, samples, name)
             for name in ("keep", "heavier")
@@ -170,12 +173,16 @@ class PrunedOrder:
             if int(waiting.min()) < 0 or int(waiting.max()) >= samples:
                 raise ValueError(f"open must be positions in the shard of {samples:,}: the state is damaged")
         names = ("draw", "pass", "position", "whole_passes", "sat_out", "open_epoch")
-        numbers = [whole_number(name, state[name], least=0, most=2**63) for name in names]
+        draw, number, position, whole_passes, sat_out, open_epoch = (
+            whole_number(name, state[name], least=0, most=2**63) for name in names
+        )
+        begun = self._kept(number, keep) if state["begun"] else None
+        if not 0 <= position < (1 if begun is None else len(begun)):
+            raise ValueError(f"position must be within the pass: the state is damaged (position={position})")
+        self.policy.load_state_dict(learned)
         self._decision, self._open = Decision(keep=keep, heavier=heavier, weight=weight), waiting
-        self.draw, self._number, self._position, self.whole_passes, self.sat_out, self._open_epoch = numbers
-        self._pass = self._kept() if state["begun"] else None
-        if not 0 <= self._position < (1 if self._pass is None else len(self._pass)):
-            raise ValueError(f"position must be within the pass: the state is damaged (position={self._position})")
+        self.draw, self._number, self._position, self._pass = draw, number, position, begun
+        self.whole_passes, self.sat_out, self._open_epoch = whole_passes, sat_out, open_epoch
 
 
 def _joined(positions: list[torch.Tensor], weights: list[NDArray[np.float32] | None]) -> torch.Tensor | None:

@@ -39,7 +39,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
-from paceline.data.drawn import DrawnBatches
+from paceline.data.batch_samplers import DrawnBatches, count_of
 from paceline.data.pruning import EPOCHS_STARTING_POINT, EPOCHS_WINDOW, window_refusal
 from paceline.data.pruning.epoch import (
     DAMAGED,
@@ -180,7 +180,7 @@ class PrunedBatches(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         self._finished = None  # now, and not with the first batch: a loop may ask for the length before it
-        return DrawnBatches(self._batches, self.refuse_to_be_saved_ahead, lambda state: None)
+        return DrawnBatches(self, self._batches, self.refuse_to_be_saved_ahead, lambda state: None)
 
     def refuse_to_be_saved_ahead(self) -> dict[str, Any]:
         """Refuse a loader that asks where a pass stands while losses of batches that were drawn are not known."""
@@ -446,6 +446,14 @@ class PrunedBatches(Sampler[list[int]]):
         chosen = np.argsort(-difficulty, kind="stable")[: whole_number("n", n, least=0)]
         return [PrunedSample(index=int(i), times_pruned=int(times[i]), difficulty=float(difficulty[i])) for i in chosen]
 
+    def _epochs_to_plan(self, epochs: int | None) -> int:
+        epochs = self.epochs if epochs is None else epochs
+        if epochs is None:
+            raise ValueError(
+                f"give epochs, to plan() or to {type(self).__name__}: pruning goes on for ever, and a plan does not"
+            )
+        return epochs
+
     def _with_base_remark(self, plan: PruningPlan) -> PruningPlan:
         """Add to a plan, which counts every sample once, that it is not known what a base will draw."""
         if self._base is None:
@@ -587,8 +595,8 @@ P = ParamSpec("P")
 def _refusing_samplers(init: Callable[P, None]) -> Callable[P, None]:
     """Refuse a sampler in the place of the samples, before a missing setting is complained of.
 
-    Lightning and others make batch samplers anew, as `kind(sampler, batch_size=..., drop_last=...)`. FinePruning would
-    take that, and prune another data set than the script's; InfoBatch would miss its epochs.
+    Lightning and others make batch samplers anew, as `kind(sampler, batch_size=..., drop_last=...)`: that would prune
+    another data set than the script's.
     """
 
     @functools.wraps(init)
@@ -672,7 +680,7 @@ class FinePruning(PrunedBatches):
             count=count,
             prune=prune,
         )
-        policy = FinePolicy(_sample_count(samples), self.schedule, tolerance=tolerance, seed=seed)
+        policy = FinePolicy(count_of(samples, type(self).__name__), self.schedule, tolerance=tolerance, seed=seed)
         finder = GroupFinder(rank, world_size, process_group, timeout_seconds)
         super().__init__(
             policy,
@@ -711,9 +719,7 @@ class FinePruning(PrunedBatches):
         >>> FinePruning(1000, batch_size=100).plan(200).share_saved
         0.1065
         """
-        epochs = self.epochs if epochs is None else epochs
-        if epochs is None:
-            raise ValueError("give epochs, to plan() or to FinePruning: windows go on for ever, and a plan does not")
+        epochs = self._epochs_to_plan(epochs)
         plan = plan_fine(
             self.schedule,
             self.policy.samples,
@@ -730,9 +736,10 @@ class InfoBatch(PrunedBatches):
 
     Who sits out is drawn anew each epoch.
 
-    After the first `delta` * `epochs` epochs no sample sits out. Call backward() on what `observe` returns: it is
-    weighted. `samples` is the number of samples, or the data set. `batch_size` is that of one rank. `base` is a sampler
-    of your own that yields the indices of all ranks. The losses of the samples in `watch` are kept in `loss_history`.
+    After the first `delta` * `epochs` epochs no sample sits out; without `epochs` samples sit out to the end of the
+    run. Call backward() on what `observe` returns: it is weighted. `samples` is the number of samples, or the data set.
+    `batch_size` is that of one rank. `base` is a sampler of your own that yields the indices of all ranks. The losses
+    of the samples in `watch` are kept in `loss_history`.
 
     >>> import torch
     >>> pruning = InfoBatch(8, batch_size=4, epochs=8)
@@ -749,7 +756,7 @@ class InfoBatch(PrunedBatches):
         samples: int | Sized,
         *,
         batch_size: int,
-        epochs: int,
+        epochs: int | None = None,
         ratio: float = 0.5,
         delta: float = 0.875,
         watch: Iterable[int] = (),
@@ -763,7 +770,7 @@ class InfoBatch(PrunedBatches):
         group: ProcessGroup | None = None,
     ) -> None:
         process_group = renamed("group", group, "process_group", process_group, stacklevel=4)
-        policy = InfoPolicy(_sample_count(samples), ratio=ratio, delta=delta, seed=seed)
+        policy = InfoPolicy(count_of(samples, type(self).__name__), ratio=ratio, delta=delta, seed=seed)
         self.ratio, self.delta = policy.ratio, policy.delta
         finder = GroupFinder(rank, world_size, process_group, timeout_seconds)
         super().__init__(
@@ -779,22 +786,19 @@ class InfoBatch(PrunedBatches):
     def plan(self, epochs: int | None = None) -> PruningPlan:
         """Return which epochs may be pruned, and at most how much that saves: how much depends on the losses.
 
-        The default is the sampler's own number of epochs.
+        The default is the sampler's own number of epochs; a sampler that was told none prunes to the last epoch.
 
         >>> InfoBatch(1000, batch_size=100, epochs=8).plan().pruned_epochs
         (2, 3, 4, 5, 6, 7)
         """
+        epochs = self._epochs_to_plan(epochs)
         plan = plan_info(
             self.policy.samples,
-            epochs=epochs if epochs is not None else self.epochs or 1,
+            epochs=epochs,
             ratio=self.ratio,
-            delta=self.delta,
+            delta=self.delta if self.epochs is not None or not self.delta else 1.0,
             batch_size=(layout := self._layout).step_size,
             drop_last=self.drop_last,
             joined=layout.joined,
         )
         return self._with_base_remark(plan)
-
-
-def _sample_count(samples: int | Sized) -> int:
-    return len(samples) if isinstance(samples, Sized) else samples

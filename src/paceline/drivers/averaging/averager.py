@@ -21,6 +21,7 @@ Each strategy is a class at the end of this file, with its own settings beside t
 from __future__ import annotations
 
 import atexit
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -284,13 +285,16 @@ class Averager(RankLifecycle):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from this rank's `state_dict`; load the model and the optimiser before, but after the construction."""
         check_state(state, self._about(), self._tracked.checksum())
+        names, total = ("steps", "merged_steps", "sent_bytes"), Annotated[int, Between(0, 2**63)]
+        steps, merged_steps, sent_bytes = (decode(total, state[name], name) for name in names)
+        ahead = decode(Annotated[int, Between(-1, self._group.world - 1)], state["ahead"], "ahead")
+        copy.copy(self._state).load_state_dict(state["course"])  # a trial: it may refuse
+        self._replica.check(state["replica"])
+        self._transport.load_state_dict(state.get("plan", GATHER), state["codec"])  # the last release gathered
         self._state.load_state_dict(state["course"])
         self._replica.load_state_dict(state["replica"])
-        self._transport.load_state_dict(state.get("plan", GATHER), state["codec"])  # the last release gathered
-        names, total = ("steps", "merged_steps", "sent_bytes"), Annotated[int, Between(0, 2**63)]
-        self.steps, self.merged_steps, self._transport.sent_bytes = (decode(total, state[name], name) for name in names)
-        ahead = Annotated[int, Between(-1, self._group.world - 1)]
-        self._loop.ahead, self._loop.stepped = decode(ahead, state["ahead"], "ahead"), False
+        self.steps, self.merged_steps, self._transport.sent_bytes = steps, merged_steps, sent_bytes
+        self._loop.ahead, self._loop.stepped = ahead, False
 
     def _about(self) -> dict[str, str]:
         place = {"rank": str(self._group.rank), "number of ranks": str(self._group.world)}

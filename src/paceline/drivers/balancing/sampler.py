@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import Sampler
 
-from paceline.data.drawn import DrawnBatches
+from paceline.data.batch_samplers import DrawnBatches, count_of
 from paceline.data.pruning.policy import count_steps
 from paceline.data.pruning.sampler import PrunedBatches
 from paceline.decoding import Count, decode
@@ -53,10 +53,6 @@ class BalancedBatches(Sampler[list[int]]):
     ) -> None:
         self._balance, self._seed, self._drop_last = balance, operator.index(seed), bool(drop_last)
         self._base: Iterable[int] | None = None
-        if isinstance(data, DataLoader):
-            raise TypeError(
-                "give the data set, not a loader of it: Balance makes the batches, and the loader takes them"
-            )
         if isinstance(data, Sampler):
             if hasattr(data, "num_replicas"):
                 raise TypeError(
@@ -66,13 +62,8 @@ class BalancedBatches(Sampler[list[int]]):
             if isinstance(data, torch.utils.data.BatchSampler):
                 raise TypeError("give the data set or a sampler of single samples: Balance makes the batches")
             self._base = data
-        if isinstance(data, Iterator) or not isinstance(data, int | Sized):
-            raise TypeError(
-                f"Balance.sampler takes a data set or a sampler with a length, a number of samples, or FinePruning or "
-                f"InfoBatch (this is a {type(data).__name__})"
-            )
         self._shuffle = bool(shuffle) and self._base is None
-        self.samples = len(data) if isinstance(data, Sized) else data
+        self.samples = count_of(data, "Balance.sampler")
         balance.check_samples(self.samples, drop_last=self._drop_last)
         self._epoch = 0  # of the next pass
         self._done_samples = 0  # of that epoch, before the next pass
@@ -104,7 +95,7 @@ class BalancedBatches(Sampler[list[int]]):
         return count_steps(samples, balance.batch_size, drop_last=self._drop_last, joined=balance.least - 1)
 
     def __iter__(self) -> Iterator[list[int]]:
-        return DrawnBatches(self._begin, self._drawn_state, self.load_state_dict)
+        return DrawnBatches(self, self._begin, self._drawn_state, self.load_state_dict)
 
     def _begin(self) -> BatchPass:
         self._settle()
@@ -251,7 +242,7 @@ class BalancedPruning(Sampler[list[int]]):
         self._pruning.load_state_dict(state)
 
     def __iter__(self) -> Iterator[list[int]]:
-        return DrawnBatches(self._begin, self._pruning.refuse_to_be_saved_ahead, lambda state: None)
+        return DrawnBatches(self, self._begin, self._pruning.refuse_to_be_saved_ahead, lambda state: None)
 
     def _begin(self) -> BatchPass:
         self._pass = None

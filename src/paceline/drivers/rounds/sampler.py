@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch.utils.data import Sampler
 
-from paceline.data.drawn import DrawnBatches
+from paceline.data.batch_samplers import DrawnBatches, count_of
 from paceline.decoding import Count, decode
 from paceline.randomness import torch_generator
 
@@ -75,9 +75,7 @@ class TakenBatches(Sampler[list[int]]):
         shuffle: bool = True,
         seed: int = 0,
     ) -> None:
-        if not isinstance(data, int | Sized):
-            raise TypeError(f"a sampler needs a data set with a length (this is a {type(data).__name__})")
-        self.samples = len(data) if isinstance(data, Sized) else data
+        self.samples = count_of(data, "sync.sampler")
         if self.samples < 1:
             raise ValueError(f"a sampler needs at least one sample (samples={self.samples})")
         self._counter, self._size, self._whole, self._fewest = counter, size, whole, fewest
@@ -91,7 +89,7 @@ class TakenBatches(Sampler[list[int]]):
         return -(-self.samples // self._whole)
 
     def __iter__(self) -> Iterator[list[int]]:
-        return DrawnBatches(self._batches, self._refuse_to_be_saved, lambda state: None)
+        return DrawnBatches(self, self._batches, self._refuse_to_be_saved, lambda state: None)
 
     def _refuse_to_be_saved(self) -> dict[str, Any]:
         raise ValueError(
@@ -128,6 +126,9 @@ class TakenBatches(Sampler[list[int]]):
             return torch.arange(self.samples)
         generator = torch_generator(self._seed, "rounds", "order", epoch)
         return torch.randperm(self.samples, generator=generator)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Do nothing, for loops that call it: epochs count themselves, and ranks may be in different ones."""
 
     def mark_trained(self) -> None:
         """Note that the rank has computed the batch that was handed out longest ago."""

@@ -39,6 +39,7 @@ import torch.distributed as dist
 
 from paceline.codecs import Codec
 from paceline.codecs.floats import Identity
+from paceline.data.batch_samplers import count_of
 from paceline.decoding import Count, decode
 from paceline.distributed import check_limits
 from paceline.distributed.agreement import describe
@@ -328,7 +329,7 @@ class RoundSync(RankLifecycle):
                 "your own to epoch()"
             )
         number = len(self._samplers)
-        words = f"{data if isinstance(data, int) else len(data):,} samples, seed {seed}, shuffle {shuffle}"
+        words = f"{count_of(data, 'sync.sampler'):,} samples, seed {seed}, shuffle {shuffle}"
         counter = SampleCounter(private_store(f"rounds/{self._name}/taken/{number}"), words)
         whole = self._sizes.shares.batch_size * self._group.world
         fewest = self._sizes.shares.multiple + 1  # so many make blocks of which not all have one sample
