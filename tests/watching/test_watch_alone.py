@@ -440,6 +440,29 @@ def test_a_probes_group_ends_on_the_scripts_thread_and_never_on_a_daemon(tmp_pat
     assert closed == [threading.main_thread()]
 
 
+def test_figures_are_logged_without_a_line_being_written_in_the_training_thread(tmp_path, monkeypatch):
+    wrote, logged, write = [], [], TimesWriter.write
+
+    def noted(self, record):
+        wrote.append(threading.current_thread().name)
+        write(self, record)
+
+    model = nn.Linear(3, 1)
+    watch = paceline.watch(model, out=tmp_path / "run", log=lambda figures, step: logged.append((step, dict(figures))))
+    monkeypatch.setattr(TimesWriter, "write", noted)
+    train(model, steps=12)
+    watch._lines.join()
+    assert set(wrote) <= {"paceline-watch-lines"}
+    watch.close()
+    steps = read_times(times_path(tmp_path / "run", "rank")).steps
+    assert [step for step, _ in logged] == list(range(1, len(steps) + 1))
+    for step, figures in logged:
+        assert figures["paceline/steps"] == step
+        for name in ("seconds", "input_seconds", "forward_seconds", "backward_seconds", "optimiser_seconds"):
+            mean = sum(getattr(each, name) for each in steps[:step]) / step
+            assert figures[f"paceline/{name}"] == pytest.approx(mean, abs=2e-6)
+
+
 def test_lines_are_in_the_file_soon_also_when_training_stands_still(tmp_path):
     model = nn.Linear(3, 1)
     with paceline.watch(model, out=tmp_path / "run"):

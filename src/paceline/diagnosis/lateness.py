@@ -25,6 +25,7 @@ programming. Distances, not squares, so a single pause moves no level.
 
 from __future__ import annotations
 
+import heapq
 import math
 from dataclasses import dataclass
 
@@ -245,11 +246,12 @@ def levels(series: Floats) -> list[LateSpan]:
     noise = 1.4826 * float(np.median(np.abs(np.diff(bins)))) / np.sqrt(2) if count > 1 else 0.0
     noise = max(noise, 0.1 * float(np.ptp(bins)), 1e-12)
     price = PRICE_OF_A_CUT * np.log(max(2, count)) * noise
-    best, cut = [-price], [0]
+    distances = _distances(bins.tolist())
+    best, cut = np.full(count + 1, -price), [0]
     for end in range(1, count + 1):
-        costs = [best[begin] + price + _distance(bins[begin:end]) for begin in range(end)]
+        costs = best[:end] + price + distances[:end, end - 1]
         cut.append(int(np.argmin(costs)))
-        best.append(float(costs[cut[-1]]))
+        best[end] = costs[cut[-1]]
     found, end = [], count
     while end > 0:
         begin = cut[end]
@@ -259,8 +261,35 @@ def levels(series: Floats) -> list[LateSpan]:
     return found[::-1]
 
 
-def _distance(values: Floats) -> float:
-    return float(np.abs(values - np.median(values)).sum())
+def _distances(values: list[float]) -> Floats:
+    """Return the sum of distances from the median for each stretch, by its first and its last value.
+
+    A stretch grows by one value at a time. Two heaps hold its lower and its upper half: the sum of distances is the sum
+    of the upper one minus that of the lower one, and the median of an odd number counts in neither.
+
+    >>> _distances([0.0, 4.0, 1.0])
+    array([[0., 4., 4.],
+           [0., 0., 3.],
+           [0., 0., 0.]])
+    """
+    found = np.zeros((len(values), len(values)))
+    for first in range(len(values)):
+        lower: list[float] = []  # negative, so that its largest comes first
+        upper: list[float] = []
+        apart = 0.0  # the sum of the upper half minus that of the lower one
+        for last in range(first, len(values)):
+            value = values[last]
+            if len(lower) == len(upper):
+                moved = heapq.heappushpop(upper, value)
+                heapq.heappush(lower, -moved)
+                apart += value - 2 * moved
+                found[first, last] = apart - lower[0]
+            else:
+                moved = -heapq.heappushpop(lower, -value)
+                heapq.heappush(upper, moved)
+                apart += 2 * moved - value
+                found[first, last] = apart
+    return found
 
 
 def sharp_edge(series: Floats, at: int, *, width: int, before: float, after: float) -> int:

@@ -15,30 +15,28 @@ from collections import deque
 from collections.abc import Callable
 
 from paceline.traces.step_clock import MeasuredStep
-from paceline.traces.step_times import StepTimes, TimesRecord, TimesWriter
+from paceline.traces.step_times import TimesRecord, TimesWriter
 
 DELAY_SECONDS = 0.2
 JOIN_SECONDS = 5.0
 
 
 class DelayedLines:
-    """Hands records to a writer from a thread of its own; `on_step` sees each step as it is written.
+    """Hands records to a writer from a thread of its own; `on_flush` is called after each time.
 
     >>> import tempfile
     >>> from pathlib import Path
     >>> from paceline.traces.step_times import TimesEnded
     >>> file = Path(tempfile.mkdtemp(), "rank-0.jsonl")
-    >>> lines = DelayedLines(TimesWriter(file), lambda times: None)
+    >>> lines = DelayedLines(TimesWriter(file))
     >>> lines.keep(TimesEnded(at_seconds=1.5, reason="the script ended"))
     >>> lines.close()
     >>> file.read_text().count("the script ended")
     1
     """
 
-    def __init__(
-        self, writer: TimesWriter, on_step: Callable[[StepTimes], None], on_flush: Callable[[], None] = lambda: None
-    ) -> None:
-        self._writer, self._on_step, self._on_flush = writer, on_step, on_flush
+    def __init__(self, writer: TimesWriter, on_flush: Callable[[], None] = lambda: None) -> None:
+        self._writer, self._on_flush = writer, on_flush
         self._waiting: deque[MeasuredStep | TimesRecord] = deque()
         self._lock, self._wake, self._stop = threading.Lock(), threading.Event(), threading.Event()
         self._woken = False
@@ -58,12 +56,7 @@ class DelayedLines:
         with self._lock:
             while self._waiting:
                 record = self._waiting.popleft()
-                if isinstance(record, MeasuredStep):
-                    times = record.times()
-                    self._writer.write(times)
-                    self._on_step(times)
-                else:
-                    self._writer.write(record)
+                self._writer.write(record.times() if isinstance(record, MeasuredStep) else record)
         self._on_flush()
 
     def end_with(self, last: Callable[[], None]) -> None:

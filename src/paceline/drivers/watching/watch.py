@@ -40,11 +40,10 @@ from paceline.drivers.watching.phases import StepPhases
 from paceline.drivers.watching.relay import LineReceiver, LineSender
 from paceline.loggers import GuardedLog, Log
 from paceline.traces.run_folder import check_asked
-from paceline.traces.step_clock import MeasuredStep, StepClock, clock_of, register_clock
+from paceline.traces.step_clock import PHASES, MeasuredStep, StepClock, clock_of, register_clock
 from paceline.traces.step_times import (
     FORMAT,
     LinkTimed,
-    StepTimes,
     Sync,
     TimesBegan,
     TimesEnded,
@@ -144,12 +143,12 @@ class Watch:
                 gloo=dist.is_available() and dist.is_gloo_available(),
             )
         self.folder: Path = self._place.folder
-        self._totals: dict[str, float] = dict.fromkeys(_TOTALS, 0.0)
+        self._totals = dict.fromkeys(("seconds", *(f"{phase}_seconds" for phase in PHASES)), 0.0)
         self.steps = 0
         self._relay = _make_relay(self._place, self.rank, key)
         copy = self._relay.send if isinstance(self._relay, LineSender) else None
         self._writer = TimesWriter(times_path(self.folder, "rank", self.rank), copy=copy)
-        self._lines = DelayedLines(self._writer, self._add_up, self._warn)
+        self._lines = DelayedLines(self._writer, self._warn)
         self._clock = StepClock(
             self._lines.keep, keep=self._keep, first_step=self._place.first_step, on_sync=self._set_sync
         )
@@ -222,6 +221,9 @@ class Watch:
         `lost_lines` are those that a full disk did not take.
         """
         self._lines.flush()
+        return self._figures()
+
+    def _figures(self) -> dict[str, float]:
         steps = max(1, self.steps)
         means = {name: seconds / steps for name, seconds in self._totals.items()}
         return {"steps": self.steps, **means, "lost_lines": self._writer.lost}
@@ -236,17 +238,16 @@ class Watch:
         self._clock.end_step()
         done = self._clock.step - self._place.first_step
         if self._log:
-            self._log(self.figures(), done)
+            self._log(self._figures(), done)  # lines are written by their own thread
         if self._in_step and is_probed(done):
             self._probe_due = True
 
     def _keep(self, step: MeasuredStep) -> None:
         self.steps += 1
+        self._totals["seconds"] += step.ended - step.started
+        for phase in PHASES:
+            self._totals[f"{phase}_seconds"] += step.seconds[phase]
         self._lines.keep(step)
-
-    def _add_up(self, times: StepTimes) -> None:
-        for name in _TOTALS:
-            self._totals[name] += getattr(times, name)
 
     def _warn(self) -> None:
         if self._writer.error and not self._warned:
@@ -412,15 +413,6 @@ def _forget_all_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_all_in_child)
-
-_TOTALS = (
-    "seconds",
-    "input_seconds",
-    "forward_seconds",
-    "backward_seconds",
-    "wait_seconds",
-    "optimiser_seconds",
-)
 
 
 def _shown(folder: Path) -> Path:
