@@ -87,6 +87,11 @@ def measured_by(evaluate: Callable[[nn.Module], object], module: nn.Module) -> M
     return measured_values(returned)
 
 
+def _check_whole(name: str, value: object, *, least: int, most: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise ServeError(f"{name} must be a whole number between {least} and {most:,} ({name}={value!r})")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """How long the server waits, and how many may be there at once: every wait has an end.
@@ -110,12 +115,17 @@ class Limits:
 
     def __post_init__(self) -> None:
         for each in dataclasses.fields(self):
-            value, is_count = getattr(self, each.name), each.name.startswith("most_")
-            least = 1 if is_count else 0.0 if each.name == "gather_seconds" else LEAST_SECONDS
-            most, noun = (MOST_NUMBER, "a whole number") if is_count else (MOST_SECONDS, "a number of seconds")
-            kind = isinstance(value, int if is_count else int | float) and not isinstance(value, bool)
-            if not (kind and least <= value <= most):  # NaN is in no range
-                raise ServeError(f"{each.name} must be {noun} between {least:g} and {most:,} ({each.name}={value!r})")
+            value = getattr(self, each.name)
+            if each.name.startswith("most_"):
+                _check_whole(each.name, value, least=1, most=MOST_NUMBER)
+                continue
+            least = 0 if each.name == "gather_seconds" else LEAST_SECONDS
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not (is_number and least <= value <= MOST_SECONDS):  # NaN is in no range
+                raise ServeError(
+                    f"{each.name} must be a number of seconds between {least:g} and {MOST_SECONDS:,} "
+                    f"({each.name}={value!r})"
+                )
 
     @property
     def beat_seconds(self) -> float:
@@ -156,10 +166,14 @@ class ServerSettings:
     data: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        most = {"workers": MOST_NUMBER, "blocks": MOST_BLOCKS}
-        for name in ("rounds", "workers", "blocks", "evaluate_every", "checkpoint_every"):
-            if not 1 <= getattr(self, name) <= (limit := most.get(name, MOST_COUNT)):
-                raise ServeError(f"{name} must be between 1 and {limit:,} ({name}={getattr(self, name)})")
+        most = {"workers": MOST_NUMBER, "most_workers": MOST_NUMBER, "blocks": MOST_BLOCKS}
+        for name in ("rounds", "workers", "most_workers", "blocks", "evaluate_every", "checkpoint_every"):
+            least = 0 if name == "most_workers" else 1  # 0: twice as many as workers
+            _check_whole(name, getattr(self, name), least=least, most=most.get(name, MOST_COUNT))
+        if 0 < self.most_workers < self.workers:
+            raise ServeError(
+                f"most_workers must be 0 or at least workers (most_workers={self.most_workers}, workers={self.workers})"
+            )
 
     @property
     def recipe_of_workers(self) -> dict[str, Any]:

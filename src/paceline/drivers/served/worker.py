@@ -97,6 +97,8 @@ class Worker:
                 f"the address comes first, then the model: Worker('host:29400', model), not "
                 f"Worker({type(address).__name__}, {type(model).__name__})"
             )
+        if not patience_seconds >= 0:  # NaN is no number of seconds
+            raise ValueError(f"patience_seconds must be 0 or more (patience_seconds={patience_seconds})")
         host, port = parse_address(address)
         self.address = join_address(host, port)
         self.version = -1
