@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
+from paceline.distributed import RankGoneError
 from paceline.errors import PacelineWarning
 from tests.balancing.jobs import far, gradient_of, together
 
@@ -88,6 +89,26 @@ def told(run):
         return {"found": run(), "error": ""}
     except (paceline.cluster.BalanceError, ValueError) as error:
         return {"found": None, "error": str(error)}
+
+
+MADE = []
+
+
+def made(*, timeout_seconds):
+    """Make a Balance, and ask once how much the batches of all weigh; or say why not."""
+    try:
+        MADE.append(paceline.Balance(network(), batch_size=BATCH, timeout_seconds=timeout_seconds))
+        return MADE[-1].mean_of(3.0)
+    except RankGoneError as error:
+        return str(error)
+
+
+def asked():
+    """Ask all ranks how much their batches weigh."""
+    try:
+        return MADE[-1].mean_of(3.0)
+    except RankGoneError as error:
+        return str(error)
 
 
 def output(*, kind):

@@ -54,6 +54,20 @@ def test_an_output_that_cannot_be_opened_is_refused_in_the_backward_pass(pair):
     assert all("finds no tensor" in told["error"] for told in pair.do("output", kind="hidden"))
 
 
+def test_a_rank_that_makes_no_balance_and_one_that_is_stopped_are_named_by_all_others(tmp_path):
+    waited = "rank {rank} waited to {moment} in balancing, and not all ranks came (it waits for 2 s at most): {why}"
+    with Ranks(tmp_path, 3, "tests.balancing.odd_jobs") as three:
+        absent = three.do("made", timeout_seconds=2.0, ranks=(0, 1))
+        assert three.do("made", timeout_seconds=2.0) == [3.0] * 3
+        three.freeze(2)
+        stopped = three.do("asked", ranks=(0, 1))
+    for rank in (0, 1):
+        why = f"rank {rank} waited 2 s for rank 2 to begin"
+        assert absent[rank] == waited.format(rank=rank, moment="begin", why=why)
+        moment = "say how much its batch weighs"
+        assert stopped[rank] == waited.format(rank=rank, moment=moment, why="rank 2 did not")
+
+
 def test_every_script_has_what_it_must_come_to():
     assert set(SCRIPTS) == {*REFUSED, *FOUND}
 

@@ -20,9 +20,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -30,9 +32,10 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from paceline.distributed.collectives import start_gather
-from paceline.distributed.groups import shared_group
-from paceline.errors import PacelineError
+from paceline.distributed import RankGoneError, first_line, name_ranks
+from paceline.distributed.collectives import PendingCollective, start_gather
+from paceline.distributed.groups import never_destroy, shared_group
+from paceline.distributed.stores import FleetingStore, ask_within, meet_ranks
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup as ProcessGroup  # for those who may not import torch.distributed
@@ -40,6 +43,7 @@ if TYPE_CHECKING:
 ROW_BYTES = 1024
 MOST_CHARACTERS = 600  # of a refusal
 SHORT_CHARACTERS = 160  # of one value of a description; a row has fewer than ten, and JSON may double them
+ANNOUNCE_SECONDS = 1.0  # of a wait, after which a rank says that it has come
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 # -- what ranks compare ------------------------------------------------------------------------------------------------
@@ -148,7 +152,7 @@ def decode_row(row: torch.Tensor) -> dict[str, Any]:
 # -- meetings ----------------------------------------------------------------------------------------------------------
 
 
-class MeetingTimeoutError(PacelineError, TimeoutError):
+class MeetingTimeoutError(RankGoneError, TimeoutError):
     """Not all ranks have come to a meeting in time."""
 
 
@@ -166,67 +170,108 @@ def current_group(group: dist.ProcessGroup | None = None) -> dist.ProcessGroup |
 class Meetings:
     """Collectives of the ranks of `group` on a separate gloo group: compare numbers, sum arrays.
 
-    The separate group keeps them apart from the script's own collectives. Each begins with a barrier that times out
-    with an error naming the missing ranks. All ranks must make the same calls.
+    The separate group keeps them apart from the script's own collectives. All ranks must make the same calls. A rank
+    that waits for longer than ANNOUNCE_SECONDS says in the store that it has come; where not all come in time, the
+    error names those that have not said so.
     """
 
     def __init__(self, group: dist.ProcessGroup, timeout_seconds: float, *, purpose: str) -> None:
         self.of, self._timeout_seconds, self._purpose = group, timeout_seconds, purpose
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
+        self._members = dist.get_process_group_ranks(group)
         self._group: dist.ProcessGroup | None = None
+        self._name, self._number = "", 0  # of these meetings, and of the last one
 
     def compare(self, moment: str, numbers: Mapping[str, int], *, remedy: str, error: type[Exception]) -> None:
         """Raise `error` on all ranks unless all come with the same numbers."""
-        rows = gather_rows(numbers, self._meet(moment), torch.device("cpu"))
+        rows = self._gather(moment, numbers)
         sentence = f"ranks do not agree when they {moment}: {{key}} is {{theirs}} on {{who}}, {{ours}} on {{other}}; "
         raise_difference(rows, sentence + remedy, reference=0, error=error)
 
     def gather(self, moment: str, words: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return every rank's words, in the order of the ranks."""
-        return gather_rows(words, self._meet(moment), torch.device("cpu"))
+        """Return every rank's words, in the order of the ranks.
 
-    def gather_at_once(self, moment: str, words: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return every rank's words, without the barrier that would name who is missing. Call `gather` before it.
-
-        It takes a third of the time, for what ranks tell each other again and again. Where ranks come with words of
-        different moments, all of them hear which.
+        Where ranks come with words of different moments, all of them hear which.
         """
-        if self._group is None:
-            raise RuntimeError("gather_at_once comes after a gather: that makes the group")
-        try:
-            rows = gather_rows({"moment": moment, **words}, self._group, torch.device("cpu"))
-        except RuntimeError as error:
-            raise MeetingTimeoutError(
-                f"rank {self.rank} waited for all ranks to {moment} in {self._purpose}, and not all came (it waits for "
-                f"{self._timeout_seconds:g} s at most): {error}"
-            ) from error
-        moments = [{"moment": row.pop("moment")} for row in rows]
+        rows = self._gather(moment, {"moment": moment, **words})
+        moments = [{"moment": row.pop("moment", "do something else")} for row in rows]
         raise_difference(
             moments,
             f"ranks of {self._purpose} do not do the same: {{who}} is to {{theirs}}, and {{other}} to {{ours}}",
         )
         return rows
 
-    def add_up(self, values: NDArray[np.float32]) -> None:
-        """Replace the values by their sum over all ranks, in place. Call `compare` first: it makes the group."""
-        dist.all_reduce(torch.from_numpy(values), group=self._group)
+    def _gather(self, moment: str, words: Mapping[str, Any]) -> list[dict[str, Any]]:
+        finish = partial(self._finish, moment)
+        return gather_rows(words, self._begin(moment), torch.device("cpu"), finish=finish)
 
-    def _meet(self, moment: str) -> dist.ProcessGroup:
-        """Wait for all ranks."""
-        try:
-            if self._group is None:
-                members = dist.get_process_group_ranks(self.of)
-                self._group = shared_group(
-                    [members], members, "gloo", self._timeout_seconds, purpose=self._purpose, local=True
+    def add_up(self, values: NDArray[np.float32]) -> None:
+        """Replace the values by their sum over all ranks, in place."""
+        moment = "add up"
+        work = dist.all_reduce(torch.from_numpy(values), group=self._begin(moment), async_op=True)
+        self._finish(moment, work, torch.device("cpu"))
+
+    def _begin(self, moment: str) -> dist.ProcessGroup:
+        """Return the group, which is made when all ranks have come for the first time."""
+        self._number += 1
+        if self._group is None:
+            try:
+                rows = meet_ranks(
+                    self._members,
+                    moment,
+                    os.urandom(8).hex(),
+                    purpose=self._purpose,
+                    timeout_seconds=self._timeout_seconds,
                 )
-            timeout = timedelta(seconds=self._timeout_seconds)
-            dist.monitored_barrier(self._group, timeout=timeout, wait_all_ranks=True)
+            except RankGoneError as error:
+                raise self._missing(moment, first_line(error)) from error
+            self._name = f"meetings/{rows[0]}"
+            group = shared_group(
+                [self._members], self._members, "gloo", self._timeout_seconds, purpose=self._purpose, local=True
+            )
+            self._group = cast("dist.ProcessGroup", group)  # this rank is one of the members
+        return self._group
+
+    def _finish(self, moment: str, work: Any, device: torch.device) -> None:
+        """Wait for a collective that all ranks come to; name those that do not."""
+        pending, began = PendingCollective(work, device), time.monotonic()
+        pending.wait(min(ANNOUNCE_SECONDS, self._timeout_seconds))
+        store, waited = FleetingStore(self._name), f"rank {self._members[self.rank]} waited to {moment}"
+        failed: RuntimeError | None = None
+        try:
+            if pending.done():
+                pending.check()
+                return
         except RuntimeError as error:
-            raise MeetingTimeoutError(
-                f"rank {self.rank} waited to {moment} in {self._purpose}, and not all ranks came (it waits for "
-                f"{self._timeout_seconds:g} s at most): {error}"
-            ) from error
-        return cast("dist.ProcessGroup", self._group)  # this rank is one of the members
+            failed = error
+        try:
+            ask_within(lambda: store.set(f"{self._number}/{self.rank}", "here"), ANNOUNCE_SECONDS, waited)
+            if failed is None:
+                pending.wait(self._timeout_seconds - (time.monotonic() - began))
+                if pending.done():
+                    pending.check()
+                    return
+        except RankGoneError as error:
+            raise self._missing(moment, first_line(error)) from error
+        except RuntimeError as error:
+            failed = error
+        time.sleep(max(0.0, 2 * ANNOUNCE_SECONDS - (time.monotonic() - began)))  # others may have come a moment ago
+        if self._group is not None and not pending.done():
+            never_destroy(self._group)
+        try:
+            keys = [f"{self._number}/{place}" for place in range(self.ranks)]
+            here = ask_within(lambda: [store.check([key]) for key in keys], ANNOUNCE_SECONDS, waited)
+        except RankGoneError as error:
+            raise self._missing(moment, first_line(error)) from error
+        who = name_ranks(rank for rank, came in zip(self._members, here, strict=True) if not came)
+        lost = "it came too late for the others" if failed is None else first_line(failed)
+        raise self._missing(moment, f"{who} did not" if who else lost) from failed
+
+    def _missing(self, moment: str, why: str) -> MeetingTimeoutError:
+        return MeetingTimeoutError(
+            f"rank {self._members[self.rank]} waited to {moment} in {self._purpose}, and not all ranks came (it waits "
+            f"for {self._timeout_seconds:g} s at most): {why}"
+        )
 
 
 # -- texts of known length ---------------------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ def meet_ranks(
         return gather.ask(doing, words, stop, again=True)
 
     try:
-        return _ask(ask, timeout_seconds, f"rank {rank} waited for all ranks to {doing}")
+        return ask_within(ask, timeout_seconds, f"rank {rank} waited for all ranks to {doing}")
     finally:
         stop.set()
 
@@ -137,7 +137,7 @@ class StoreGather:
         stop, waited = threading.Event(), f"rank {self._ranks[self.rank]} waited for all ranks to {doing}"
         try:
             ask = partial(self.ask, doing, words, stop)
-            return _ask(ask, self.timeout_seconds, waited, while_waiting=self._while_waiting)
+            return ask_within(ask, self.timeout_seconds, waited, while_waiting=self._while_waiting)
         finally:
             stop.set()
 
@@ -214,7 +214,7 @@ def read_keys(store: Any, keys: list[str]) -> list[bytes]:
     return [store.get(key) for key in keys]
 
 
-def _ask(
+def ask_within(
     question: Callable[[], T], seconds: float, waited: str, *, while_waiting: Callable[[], None] = lambda: None
 ) -> T:
     """Return what a thread gets for a question to the store; RankGoneError where it gets no answer in this time."""

@@ -331,7 +331,7 @@ class Balance:
         """Return the mean over all ranks of what each of them gives. All must call it."""
         mean = samples
         if self._meetings is not None:
-            rows = self._meetings.gather_at_once("say how much its batch weighs", {"samples": samples})
+            rows = self._meetings.gather("say how much its batch weighs", {"samples": samples})
             mean = sum(float(row["samples"]) for row in rows) / self.ranks
         if not mean > 0:
             raise ValueError("no rank has anything to weigh: samples are 0 on all of them")
@@ -439,7 +439,7 @@ class Balance:
                 "place": place,
                 "speed": [speed.samples, speed.seconds, speed.error_seconds, speed.offset, speed.known],
             }
-            rows = self._meetings.gather_at_once("say how long its batches take", told)
+            rows = self._meetings.gather("say how long its batches take", told)
             counts = [{"number of batches": row["batches"]} for row in rows]
             raise_difference(
                 counts,
