@@ -39,8 +39,10 @@ def local_is_known() -> bool:
 def worker_side(address: str, elements: int, local: bool = False) -> None:
     """A worker that computes nothing: the model in, the gradient out."""
     from paceline import Worker
+    from paceline.drivers.served.transport import tune_worker_process
 
     torch.set_num_threads(1)
+    tune_worker_process()
     model = network(elements)
     options: dict[str, Any] = {"local": local} if local_is_known() else {}
     with Worker(address, model, **options) as worker:
@@ -64,6 +66,7 @@ def _served(elements: int, workers: int, rounds: int, codec: str, *, local: bool
     from paceline import Full
     from paceline.drivers.served.run import ServerRun, open_run
     from paceline.drivers.served.settings import Limits, ServerSettings
+    from paceline.drivers.served.transport import tune_server_process
     from paceline.traces.journal import StepRecord
     from paceline.traces.journal_files import read_journal
 
@@ -88,6 +91,7 @@ def _served(elements: int, workers: int, rounds: int, codec: str, *, local: bool
             before = now
 
     async def run(settings: ServerSettings) -> None:
+        tune_server_process()
         served = open_run(settings)
         beating = asyncio.create_task(beat(served))
         await served.serve(("127.0.0.1", 0), on_open=opened)

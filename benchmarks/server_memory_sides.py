@@ -21,6 +21,7 @@ import torch
 
 from benchmarks.overhead_sides import network
 from paceline.codecs.naming import parse_codec
+from paceline.drivers.served.admission import Pass
 from paceline.drivers.served.connection import IncomingModel, ServerConnection, TrainingOver
 from paceline.drivers.served.handover import Slot, fetch_slots
 from paceline.drivers.served.messages import (
@@ -33,6 +34,7 @@ from paceline.drivers.served.messages import (
     frames,
     model_signature,
 )
+from paceline.drivers.served.transport import tune_server_process
 from paceline.training.outgoing import whole_codec_of
 
 ROUNDS = 4
@@ -79,6 +81,7 @@ def _serve(case: Case, told: Any) -> int:
 
     model = network(case.parameters)
     with tempfile.TemporaryDirectory(prefix="paceline-server-memory-") as folder, counted_gradients() as most:
+        tune_server_process()
         outcome = serve(
             model,
             torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9),
@@ -188,7 +191,8 @@ class Discarded(IncomingModel):
 
 
 def _stand_in(address: str, signature: str, payload: torch.Tensor, number: int, case: Case) -> None:
-    hello = Hello(protocol=PROTOCOL, wish=number, threads=1, host=f"stand-in pid {os.getpid()}")
+    who, token = f"stand-in pid {os.getpid()}", Pass(address, None).find()[1]
+    hello = Hello(protocol=PROTOCOL, wish=number, threads=1, host=who, token=token)
     connection = ServerConnection(address, hello, answer_seconds=120.0)
     welcome, draw = connection.welcome, connection.welcome.first_draw
     codec, slots = parse_codec(case.codec), None

@@ -176,7 +176,7 @@ class Cluster:
         """Start it, and wait until it listens: the first time on a free port, later on the same one."""
         options = [f"--{name}={value}" for name, value in RECIPE.items()]
         what = ["--resume", str(self.run)] if resume else ["--out", str(self.run), *options]
-        command = [sys.executable, "-m", "paceline", "serve", f"--listen={self.address}", *what]
+        command = [sys.executable, "-m", "paceline", "serve", "--open", f"--listen={self.address}", *what]
         path = self._log_path
         if resume:
             self.tail.step_back()

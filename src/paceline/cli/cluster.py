@@ -102,6 +102,7 @@ class ServeOptions:
         "", "certificate and key without their endings, such as keys/server; ca.crt lies beside", metavar="PATH"
     )
     insecure: bool = option(False, "listen beyond this machine without TLS: anybody who reaches the port can join")
+    open: bool = option(False, "on loopback without TLS: let in workers of every user of this machine")
     out: str = out_option("trace, checkpoints and report", "runs/serve")
     resume: str = resume_option()
     log: str = log_option()
@@ -142,7 +143,9 @@ def serve(options: ServeOptions, overrides: dict[str, str]) -> None:
     from paceline.runs import cluster
 
     check_resume_alone(options, overrides)
-    endpoint = cluster.ServerEndpoint(listen=options.listen, tls=options.tls or None, insecure=options.insecure)
+    endpoint = cluster.ServerEndpoint(
+        listen=options.listen, tls=options.tls or None, insecure=options.insecure, open=options.open
+    )
     recipe = given_recipe(options.recipe_file, overrides, trust=options.trust)
     warn_of_idle_delays(recipe, overrides)
     if by_ranks(recipe) and not options.resume:
@@ -151,7 +154,7 @@ def serve(options: ServeOptions, overrides: dict[str, str]) -> None:
     greeting = "server at {address}: waiting for {workers} workers"
     run = functools.partial(cluster.serve_recipe, endpoint=endpoint)
     tls = f" --tls {options.tls}" if options.tls else ""
-    again = f" --listen {options.listen}{tls}{' --insecure' if options.insecure else ''}"
+    again = f" --listen {options.listen}{tls}{' --insecure' * options.insecure}{' --open' * options.open}"
     train_served(options, recipe, run, command="serve", greeting=greeting, overrides=overrides, to_repeat=again)
 
 
@@ -235,6 +238,8 @@ def train_served(
         run = functools.partial(run, recipe)
     with notes.status(f"loading torch, {recipe.data.name} and {recipe.model.name}"):
         import paceline.drivers.served.run  # noqa: F401 - it takes seconds, and somebody is watching
+        from paceline.drivers.served.transport import tune_server_process
+    tune_server_process()
     with live_page(options.live, folder, notes), logging_view(notes, options.log, folder) as view:
 
         def greet(address: str) -> None:

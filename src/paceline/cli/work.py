@@ -25,6 +25,9 @@ class WorkOptions:
     tls: str = option(
         "", "certificate and key without their endings, such as keys/worker; ca.crt lies beside", metavar="PATH"
     )
+    run: str = option(
+        "", "the run's folder, on the server's machine without keys, where its address is not enough", metavar="FOLDER"
+    )
     model: str = code_option("network", "model.name")
     data: str = code_option("data", "data.name")
     loss: str = code_option("loss", "model.loss")
@@ -59,6 +62,7 @@ class KeysOptions:
 
 
 def work(options: WorkOptions, overrides: dict[str, str]) -> None:
+    from paceline.drivers.served.transport import tune_worker_process
     from paceline.runs.cluster import WorkerOptions, work_for
 
     notes, welcomes = Console(stderr=True), dict[str, Any]()
@@ -72,6 +76,7 @@ def work(options: WorkOptions, overrides: dict[str, str]) -> None:
 
     settings = WorkerOptions(
         tls=options.tls or None,
+        run=options.run,
         model=options.model,
         data=options.data,
         loss=options.loss,
@@ -81,6 +86,7 @@ def work(options: WorkOptions, overrides: dict[str, str]) -> None:
         patience_seconds=options.patience_seconds,
         threads=options.threads,
     )
+    tune_worker_process()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a worker that is asked to stop signs off first
     with printed_log(notes), step_bar(notes, "waiting for the server's next model") as update:
         work_for(

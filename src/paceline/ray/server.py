@@ -29,6 +29,7 @@ import ray
 
 from paceline import __version__
 from paceline.drivers.served.keys import SideKeys
+from paceline.drivers.served.transport import tune_server_process
 from paceline.ray.mirror import FolderListing, listing_of, read_piece, receive_files
 from paceline.recipes.assembly import Given
 from paceline.recipes.extension import Extension
@@ -104,6 +105,7 @@ class ServerActor:
         import torch
 
         torch.set_num_threads(job.threads)
+        tune_server_process()
         try:
             receive_files(self._folder, job.files, ray.get)
             self._trained = serve_recipe(

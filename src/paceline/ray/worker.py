@@ -14,6 +14,7 @@ from typing import Any
 import ray
 
 from paceline.drivers.served.keys import SideKeys
+from paceline.drivers.served.transport import tune_worker_process
 from paceline.recipes.assembly import Given
 from paceline.runs.cluster import WorkerOptions, work_for
 
@@ -30,4 +31,5 @@ def work(attempt: int, keys: SideKeys, options: WorkerOptions, given: Given, ser
     while (address := ray.get(server.meet.remote(attempt, here), timeout=ANSWERED_WITHIN_SECONDS)) is None:
         time.sleep(ASK_AGAIN_SECONDS)
     if address:
+        tune_worker_process()
         work_for(address, replace(options, tls=keys.context(), given=given))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shlex
 import signal
 import subprocess
@@ -36,6 +35,7 @@ from paceline.recipes.assembly import (
 from paceline.recipes.extension import Extension
 from paceline.recipes.recipe import Recipe
 from paceline.renaming import as_recorded
+from paceline.runs.event_loops import StopReason, run_to_end
 from paceline.runs.forked_workers import ForkedWorkers, Reasons
 from paceline.runs.simulation import Result, give_notices, state_with
 from paceline.strategies import STRATEGIES
@@ -69,12 +69,13 @@ class ServerEndpoint:
     listen: str = "127.0.0.1:29400"
     tls: Tls | None = None
     insecure: bool = False
+    open: bool = False  # on loopback, to every user of this machine
 
     def __post_init__(self) -> None:
         from paceline.drivers.served.security import check_exposed
 
         host, _ = self.address
-        check_exposed(host, tls=self.tls, insecure=self.insecure)
+        check_exposed(host, tls=self.tls, insecure=self.insecure, open=self.open)
 
     @property
     def address(self) -> tuple[str, int]:
@@ -228,25 +229,28 @@ def serve_recipe(
     size = sum(parameter.numel() for parameter in served.module.parameters())
     gone: list[str] = []
 
-    def why_stop(standing: RunStatus) -> str | None:
+    def why_stop(standing: RunStatus, told: str | None) -> str | None:
+        if told is not None:
+            return told
         if not any(worker.alive for worker in standing.workers) and (why := workers_gone()) is not None:
             gone.append(f"all {counted(recipe.cluster.workers, 'worker')} have ended: {why}")
             return gone[0]
         return reason_to_stop(standing)
 
-    async def run() -> tuple[RunOutcome, Any]:
+    async def run(reason: StopReason) -> tuple[RunOutcome, Any]:
         opened = open_run(served, resume=resume)
         outcome = await opened.serve(
             (host, port),
             credentials,
+            open=endpoint.open,
             on_open=lambda port: on_open(join_address(host, port)),
             on_standing=on_standing,
-            reason_to_stop=why_stop,
+            reason_to_stop=lambda standing: why_stop(standing, reason()),
         )
         return outcome, opened.coordinator.train_state.model
 
     with threads_for(size):
-        outcome, model = asyncio.run(run())
+        outcome, model = run_to_end(run)
     trace = trace_of(read_journal(out / TRACE))
     parameters, state = model.parameters, state_with(model.module, model.parameters)
     result = Result(summary=summarise(trace), trace=trace, parameters=parameters, state_dict=state)
@@ -277,6 +281,7 @@ class WorkerOptions:
     wish: int | None = None
     patience_seconds: float = 60.0
     threads: int = 0
+    run: str = ""
 
 
 def work_for(
@@ -299,7 +304,8 @@ def work_for(
         raise ValueError(f"threads must be between 0 and {MOST_THREADS:,} (threads={options.threads})")
     if options.threads:
         torch.set_num_threads(options.threads)
-    worker = Worker(address, None, tls=options.tls, patience_seconds=options.patience_seconds, wish=options.wish)
+    patience, run = options.patience_seconds, options.run or None
+    worker = Worker(address, None, tls=options.tls, patience_seconds=patience, wish=options.wish, run=run)
     with worker:
         if not worker.training_may_begin:
             return
@@ -482,10 +488,10 @@ def check_loopback(endpoint: ServerEndpoint) -> None:
 class LocalWorkers:
     """Workers on this machine, which wait for the address of the server; those that are given objects are forked.
 
-    They compute with one thread each, as all workers of one machine do.
+    They compute with one thread each, as all workers of one machine do. `run` is the run's folder.
     """
 
-    def __init__(self, recipe: Recipe, numbers: Sequence[int], given: Given = NOTHING_GIVEN) -> None:
+    def __init__(self, recipe: Recipe, numbers: Sequence[int], given: Given = NOTHING_GIVEN, *, run: Path) -> None:
         self._reasons = Reasons()
         writing = self._reasons.writing
         self._process: WorkersProcess
@@ -497,12 +503,13 @@ class LocalWorkers:
                 data_directory=recipe.data.directory,
                 delay_file=recipe.delay.file,
                 threads=1,
+                run=str(run),
             )
             self._process = ForkedWorkers(
                 numbers, lambda address, number: work_for(address, replace(options, wish=number)), reasons=writing
             )
         else:
-            arguments = ["--numbers", ",".join(map(str, numbers)), "--reasons", str(writing)]
+            arguments = ["--numbers", ",".join(map(str, numbers)), "--reasons", str(writing), "--run", str(run)]
             # In a session of its own: a Ctrl-C in the terminal is for the server, which says what becomes of workers.
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "paceline.runs.local_workers", *arguments, *names_to_give_again(recipe)],

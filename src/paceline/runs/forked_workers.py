@@ -136,6 +136,9 @@ def _run_worker(number: int, work: Callable[[int], None], reasons: int | None) -
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server says when it is over
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
+        from paceline.drivers.served.transport import tune_worker_process
+
+        tune_worker_process()
         work(number)
         return 0
     except Exception as error:

@@ -27,7 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--numbers", required=True)
     parser.add_argument("--reasons", type=int, help="an open file: where workers say why they failed")
-    for name in ("--model", "--data", "--loss", "--data-directory", "--delay-file"):
+    for name in ("--model", "--data", "--loss", "--data-directory", "--delay-file", "--run"):
         parser.add_argument(name, default="")
     given = parser.parse_args(arguments)
     logging.getLogger("paceline.served").setLevel(logging.ERROR)  # the server is in the same terminal, and tells it
@@ -38,6 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
         data_directory=given.data_directory,
         delay_file=given.delay_file,
         threads=1,
+        run=given.run,
     )
     torch.set_num_threads(1)
     address = sys.stdin.readline().strip()

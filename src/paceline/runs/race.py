@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from paceline.drivers.simulated.progress import Progress
+from paceline.errors import PacelineError
 from paceline.lookup import unknown
 from paceline.recipes.assembly import Given, load_data, sized
 from paceline.recipes.recipe import Recipe
@@ -44,6 +45,15 @@ USED_BY = {  # settings outside [strategy] that only some strategies have a use 
 Vary: TypeAlias = Mapping[str, Sequence[Any]]
 
 
+class RaceError(PacelineError, RuntimeError):
+    """A race that is asked for what it cannot do.
+
+    >>> raise RaceError("this race was run already")
+    Traceback (most recent call last):
+    paceline.runs.race.RaceError: this race was run already
+    """
+
+
 class Race:
     """The same run under several strategies and seeds, side by side; NAME@ranks is a strategy on ranks.
 
@@ -51,8 +61,8 @@ class Race:
     which has settings by their dotted names and a list of values for each, every strategy races with each value, or
     once if it has no use for the setting.
 
-    Iterating yields (lane, progress). Whoever is behind on the cluster's clock goes next, so what one sees while it
-    runs is the race as the cluster would have run it. `runs`, `recipes` and `varied`, the values of what was varied,
+    Iterating yields (lane, progress), once. Whoever is behind on the cluster's clock goes next, so what one sees while
+    it runs is the race as the cluster would have run it. `runs`, `recipes` and `varied`, the values of what was varied,
     have one entry for each lane.
 
     `data`, `model` and `loss` are objects of your own in place of those that the recipe names, as for `simulate`.
@@ -106,8 +116,15 @@ class Race:
         self.rounds = max(getattr(run, "rounds", recipe.rounds) for run in self.runs)
         """The most rounds of any run; not those of the recipe, where that says epochs."""
         self._results: list[Result | None] = [None] * len(self.runs)
+        self._began = False
 
     def __iter__(self) -> Iterator[tuple[int, Progress]]:
+        if self._began:
+            raise RaceError("this race was run already, or begun: make another Race to run it again")
+        self._began = True
+        return self._run()
+
+    def _run(self) -> Iterator[tuple[int, Progress]]:
         under_way = {lane: iter(run) for lane, run in enumerate(self.runs)}
         clocks = dict.fromkeys(under_way, 0.0)
         while under_way:

@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -29,6 +28,7 @@ from paceline.drivers.served.settings import Limits, ServeError, ServerSettings,
 from paceline.loggers import Log
 from paceline.quantities import counted
 from paceline.renaming import renamed
+from paceline.runs.event_loops import StopReason, run_to_end
 from paceline.runs.pages import shown_log, write_pages
 from paceline.runs.simulation import Result
 from paceline.strategies import Full, Strategy
@@ -59,6 +59,7 @@ def serve(
     blocks: int = 4,
     tls: str | Path | None = None,
     insecure: bool = False,
+    open: bool = False,
     out: str | Path | None = None,
     resume: bool = False,
     checkpoint_every: int = 50,
@@ -86,16 +87,18 @@ def serve(
     eval mode, and returns two numbers, its loss and accuracy, or three, with its test loss; anything else ends the run
     there and then. `codec` is one of `paceline.codecs`, or words that name it ("qsgd levels=7"); `seed` is for its
     random numbers.
-    Beyond loopback `tls` is needed ("keys/server"; `paceline keys` makes them), or `insecure=True`.
+    Beyond loopback `tls` is needed ("keys/server"; `paceline keys` makes them), or `insecure=True`. On loopback without
+    keys the run is its user's: workers of other users are let in with `open=True`.
 
     Its address, who joins, a line every few seconds and where the report is are logged (`paceline.served`), and shown
     on stderr if the script has not set up logging. `log` is called with figures and the number of rounds as rounds
-    are done (`paceline.loggers`). `folder` is the old name of `out`.
+    are done (`paceline.loggers`). In a notebook, where an event loop runs already, the server runs in a thread of its
+    own, which calls these functions. `folder` is the old name of `out`.
     """
     out = renamed("folder", folder, "out", out)
     check_asked(out, resume)
     host, port = parse_address(listen)
-    check_exposed(host, tls=tls, insecure=insecure)
+    check_exposed(host, tls=tls, insecure=insecure, open=open)
     strategy = strategy if strategy is not None else Full()
     if workers is None:
         workers = getattr(strategy, "k", None)
@@ -132,14 +135,20 @@ def serve(
         figures.show(status)
         on_standing(status)
 
-    async def run() -> RunOutcome:
-        opened_run = open_run(settings, resume=resume)
-        return await opened_run.serve((host, port), credentials, on_open=opened, on_standing=show)
+    async def run(reason: StopReason) -> RunOutcome:
+        return await open_run(settings, resume=resume).serve(
+            (host, port),
+            credentials,
+            open=open,
+            on_open=opened,
+            on_standing=show,
+            reason_to_stop=lambda standing: reason(),
+        )
 
     with shown_log(), removing_unused():
         if out is None and not resume:
             settings = replace(settings, folder=next_free_folder(wanted))
-        outcome = asyncio.run(run())
+        outcome = run_to_end(run)
         trace = trace_of(read_journal(settings.folder / TRACE))
         write_pages(Result(summary=summarise(trace), trace=trace), settings.folder)
     return outcome

@@ -203,7 +203,7 @@ def _train_served(
     def start(dataset: Dataset) -> None:
         objects = given.objects()
         inherited = replace(objects, data=dataset) if objects else objects  # loaded once for all that are forked
-        started.append(LocalWorkers(recipe, range(recipe.cluster.workers), inherited))
+        started.append(LocalWorkers(recipe, range(recipe.cluster.workers), inherited, run=taken.absolute()))
 
     def opened(address: str) -> None:
         started[0].send_address(address)

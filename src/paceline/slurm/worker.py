@@ -69,6 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
     import paceline.drivers.served.job
     import paceline.training  # noqa: F401
     from paceline.drivers.served.keys import SideKeys
+    from paceline.drivers.served.transport import tune_worker_process
 
     parser = argparse.ArgumentParser()
     for option in GIVEN_AGAIN:
@@ -76,6 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     logging.getLogger("paceline.served").setLevel(logging.ERROR)  # the server tells who comes and goes
     torch.optim.SGD([torch.zeros(1)])  # loads what takes seconds
+    tune_worker_process()
     number = int(os.environ.get("SLURM_PROCID", "0"))
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a worker that is asked to stop signs off first
     try:

@@ -57,7 +57,7 @@ def kinds_of_a_run(folder) -> tuple[list[type], list[int]]:
     async def run() -> None:
         served = open_run(settings)
         asyncio.get_running_loop().call_later(GIVE_UP_SECONDS, served.stop, "it took too long")
-        await served.serve(("127.0.0.1", 0), on_open=opened)
+        await served.serve(("127.0.0.1", 0), open=True, on_open=opened)
 
     try:
         asyncio.run(run())

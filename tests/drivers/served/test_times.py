@@ -103,7 +103,7 @@ def serve(folder: Path, *, rounds: int, resume: bool = False) -> dict[int, tuple
     async def run() -> None:
         served = open_run(settings, resume=resume)
         asyncio.get_running_loop().call_later(GIVE_UP_SECONDS, served.stop, "it took too long")
-        outcome = await served.serve(("127.0.0.1", 0), on_open=opened)
+        outcome = await served.serve(("127.0.0.1", 0), open=True, on_open=opened)
         assert outcome.finished, outcome
 
     try:

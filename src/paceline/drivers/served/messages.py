@@ -73,7 +73,8 @@ Slot: TypeAlias = Annotated[int, Between(0, _SLOTS)]
 class Hello:
     """The first message on a stream. Its kind and its `protocol` keep their place in every later version.
 
-    `wish`: the number the worker had before, if it had one.
+    `wish`: the number the worker had before, if it had one. `token`: that it may join, where keys do not say so
+    (`admission.py`).
     """
 
     KIND: ClassVar[int] = 1
@@ -81,6 +82,7 @@ class Hello:
     wish: WorkerNumber | None
     threads: Threads
     host: Line
+    token: Line = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

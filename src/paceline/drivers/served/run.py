@@ -28,13 +28,14 @@ import torch
 from paceline import __version__
 from paceline.codecs.naming import parse_codec
 from paceline.decoding import DecodingError, decode
+from paceline.drivers.served.admission import Guard
 from paceline.drivers.served.coordinator import Coordinator
 from paceline.drivers.served.membership import Seats
 from paceline.drivers.served.messages import model_signature
+from paceline.drivers.served.security import is_loopback
 from paceline.drivers.served.server import Server
 from paceline.drivers.served.settings import EvaluateError, ServeError, ServerSettings
 from paceline.drivers.served.times import RunTimes
-from paceline.drivers.served.transport import allow_many_files, give_memory_back
 from paceline.files import discard
 from paceline.optim import catch_up
 from paceline.strategies import LGC
@@ -325,15 +326,27 @@ class ServerRun:
         address: tuple[str, int],
         credentials: ssl.SSLContext | None = None,
         *,
+        open: bool = False,
         on_open: Callable[[int], None] = lambda port: None,
         on_standing: Callable[[RunStatus], None] = lambda standing: None,
         reason_to_stop: Callable[[RunStatus], str | None] = lambda standing: None,
     ) -> RunOutcome:
-        """Listen, and return when the run is over or `reason_to_stop` gives a reason."""
-        give_memory_back()
-        allow_many_files()
+        """Listen, and return when the run is over or `reason_to_stop` gives a reason.
+
+        On loopback without keys workers show that they are of this user, unless it is `open` to all of this machine.
+        """
         self.server.changed = self._changed
-        port = await self.server.open(*address, credentials)
+        try:
+            if credentials is None and not open and is_loopback(address[0]):
+                self.server.guard = Guard(self._settings.folder)
+            port = await self.server.open(*address, credentials)
+        except BaseException:
+            if self.server.guard is not None:
+                self.server.guard.close()
+            self._journal.close()
+            if self._is_new:
+                self._discard()
+            raise
         undo = self._catch_signals()
         try:
             if self.coordinator.train_state.version == 0:
@@ -457,6 +470,8 @@ class ServerRun:
             self._rewritten = self._journal.rewritten
             if self.server.times is not None:
                 self.server.times.begin_again()
+            if self.server.guard is not None:
+                self.server.guard.write()
             self._failed(f"{self._settings.folder} was deleted or moved: its trace is written anew, and a checkpoint")
         checkpoint = self._checkpoint(now)
         snapshot = Snapshot(checkpoint.tensors)

@@ -193,8 +193,10 @@ def is_loopback(host: str) -> bool:
     return (mapped or parsed).is_loopback
 
 
-def check_exposed(host: str, *, tls: Tls | None, insecure: bool) -> None:
+def check_exposed(host: str, *, tls: Tls | None, insecure: bool, open: bool = False) -> None:
     """Refuse to listen to a network without TLS, unless the user says that the network is trusted.
+
+    `open` lets in every user of this machine, and contradicts keys.
 
     >>> check_exposed("127.0.0.1", tls=None, insecure=False)
     >>> check_exposed("0.0.0.0", tls=None, insecure=False)
@@ -209,6 +211,8 @@ def check_exposed(host: str, *, tls: Tls | None, insecure: bool) -> None:
             "give --tls DIR/server, or give --insecure if the network is trusted "
             '(in Python: tls="DIR/server", insecure=True)'
         )
+    if tls is not None and open:
+        raise AddressError("with keys a certificate says who may join: leave --open out (in Python: open=)")
 
 
 # -- key files ----------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from dataclasses import replace
 import torch
 
 from paceline.codecs.floats import Floats, Identity
+from paceline.drivers.served.admission import Guard
 from paceline.drivers.served.coordinator import Coordinator, ReceivedGradient, microseconds
 from paceline.drivers.served.handover import SLOTS, HandoverServer, Slot
 from paceline.drivers.served.membership import NoSeatError, Seat
@@ -56,6 +57,12 @@ HANDSHAKE_PAUSE_SECONDS = 0.01
 MOST_CHANGES = 16  # that wait for one worker: one so far behind is better off with the whole
 MOST_STALLS = 3  # in a row, without one gradient: a worker cannot know by itself that nothing of it counts
 REFUSALS_AT_ONCE, REFUSALS_PER_SECOND = 200, 5.0
+
+
+STRANGER = (
+    "this run is its user's alone: a worker must be able to read the run's folder (--run FOLDER, in Python run=), or "
+    "its server must let in every user of this machine (paceline serve --open, in Python open=True)"
+)
 
 
 class RefusalLimiter:
@@ -139,6 +146,7 @@ class Server:
         self._tasks: set[asyncio.Task[None]] = set()
         self._listeners: list[socket.socket] = []
         self._listening: list[asyncio.Task[None]] = []
+        self.guard: Guard | None = None  # of a run that is its user's alone
         self._closing: tuple[str, str] | None = None
         self._parting = 0  # strangers that have been told goodbye and are still connected
 
@@ -160,6 +168,11 @@ class Server:
         found: int = self._listeners[0].getsockname()[1]
         self._opened = self.clock()
         self._timed_version = self.coordinator.train_state.version
+        if self.guard is not None:
+            try:
+                self.guard.link(listener.getsockname()[:2] for listener in self._listeners)
+            except OSError as error:
+                log.warning("workers must be given the run's folder (--run): %s", error)
         self._open_handover()
         accepting = [self._accept(listener, credentials) for listener in self._listeners]
         self._listening = [asyncio.create_task(work) for work in (self._check_deadlines(), *accepting)]
@@ -195,6 +208,8 @@ class Server:
             task.cancel()
         for listener in self._listeners:
             listener.close()
+        if self.guard is not None:
+            self.guard.close()
         if self._handover is not None:
             self._handover.close()
         self._decoders.shutdown(wait=True)
@@ -326,21 +341,24 @@ class Server:
         log.warning("refused %s: %s%s", peer, _why_turned_away(error), more)
 
     def admit(self, stream: WorkerStream, hello: Hello) -> Welcome:
-        """Give a new worker a seat; `StreamEnd` if there is none, or nothing to do."""
+        """Give a new worker a seat; `StreamEnd` if it may not join, there is none, or nothing to do."""
+        if self.guard is not None and not self.guard.admits(hello.token):
+            raise StreamEnd("refused", STRANGER, refused=True)
         if self._closing is not None:
             raise StreamEnd(*self._closing)
         if self.coordinator.done:
             raise StreamEnd("over", "training is over")
         for former, seat in self._seats.items():
             # It came back before its old stream was missed: it gets its own number again, a moment later.
-            if seat.worker == hello.wish and former.host and former.host == hello.host:
+            same = former.host and former.host == hello.host and seat.worker == hello.wish
+            if same if self.guard is None else former.token == hello.token:
                 former.end(StreamEnd("return", "it came back on a new connection"))
                 raise StreamEnd("return", "its old connection is being ended: come again")
         try:
             seat = self.coordinator.seats.take(hello.wish)
         except NoSeatError as error:
             raise StreamEnd("return", str(error), refused=True) from None
-        self._seats[stream] = seat
+        self._seats[stream], stream.token = seat, hello.token
         invitation = ""
         if self._handover is not None:
             invitation, stream.invited = self._handover.invite()

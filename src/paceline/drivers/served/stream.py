@@ -127,6 +127,7 @@ class WorkerStream:
         self._wire: Wire | None = None  # until TLS is agreed on
         self.worker: int | None = None
         self.threads, self.host = 1, ""
+        self.token = ""  # that let it in
         self.member = False  # whether it has said Ready
         self.owes = False  # whether it was sent a model, and has not answered with that model's gradient
         self._delivering = False  # whether the model that it owes a gradient for is still being written

@@ -265,14 +265,21 @@ async def read_message(wire: Wire, kinds: Container[type[Message]]) -> tuple[Mes
     return parse_header(kind, header), body_bytes
 
 
-def keep_memory() -> None:
+# -- of a whole process: for paceline's own, never for that of a user's script ---------------------------------------
+
+
+def tune_worker_process() -> None:
     """Let malloc keep the memory of messages for the next ones: a tenth of a worker's round of a large model."""
     _set_malloc({_M_MMAP_THRESHOLD: 2**30, _M_TRIM_THRESHOLD: 2**28})
 
 
-def give_memory_back() -> None:
-    """Let malloc give every large block back when it is freed: a server keeps what it wants to keep by itself."""
+def tune_server_process() -> None:
+    """Let malloc give every large block back when it is freed, and take as many open files as the system allows.
+
+    A server keeps what it wants to keep by itself, and a connection is a file.
+    """
     _set_malloc({_M_MMAP_THRESHOLD: 2**20})
+    _allow_many_files()
 
 
 def _set_malloc(options: dict[int, int]) -> None:
@@ -282,8 +289,7 @@ def _set_malloc(options: dict[int, int]) -> None:
             libc.mallopt(option, value)
 
 
-def allow_many_files() -> None:
-    """Take as many open files as the system allows: a connection is a file."""
+def _allow_many_files() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = hard if hard != resource.RLIM_INFINITY else 65536
     if soft < min(wanted, 65536):

@@ -17,6 +17,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -27,6 +28,7 @@ from paceline.codecs import Codec
 from paceline.codecs.floats import Floats
 from paceline.codecs.naming import parse_codec
 from paceline.codecs.payload import NotFiniteError
+from paceline.drivers.served.admission import Pass
 from paceline.drivers.served.connection import (
     ConnectionLost,
     IncomingModel,
@@ -50,7 +52,6 @@ from paceline.drivers.served.messages import (
     tensors_of,
 )
 from paceline.drivers.served.security import AddressError, Tls, join_address, parse_address, worker_credentials
-from paceline.drivers.served.transport import keep_memory
 from paceline.traces.phase_hooks import PhaseHooks
 from paceline.traces.run_settings import difference
 from paceline.traces.step_clock import StepClock, in_phase
@@ -80,6 +81,9 @@ class Worker:
     beside). A server that cannot be reached is tried again for `patience_seconds`. On the server's own machine vectors
     are handed over in shared memory, unless `local` is False. After the `with`, the model holds the last parameters
     that came.
+
+    A server on this machine without TLS lets in workers of its own user, who are known by a key in the run's folder.
+    Where the address alone does not lead to it (a container, another user who may read the folder), `run` names it.
     """
 
     def __init__(
@@ -91,6 +95,7 @@ class Worker:
         patience_seconds: float = 60.0,
         wish: int | None = None,
         local: bool = True,
+        run: str | Path | None = None,
     ) -> None:
         if not isinstance(address, str) or isinstance(model, str):
             raise AddressError(
@@ -105,6 +110,7 @@ class Worker:
         self.draw = 0
         self.first_sample = 0  # where the next batch begins, where batches are by speed
         self._credentials = worker_credentials(tls) if tls is not None else None
+        self._pass = None if tls is not None else Pass(self.address, run)
         self._patience_seconds = patience_seconds
         self._without_progress_since: float | None = None  # when the server was first lost after the last model
         self._wish, self._local = wish, local
@@ -165,7 +171,6 @@ class Worker:
         return not self._over
 
     def __enter__(self) -> Worker:
-        keep_memory()
         self._connect()
         return self
 
@@ -353,19 +358,26 @@ class Worker:
 
     def _open_connection(self, answer_seconds: float) -> ServerConnection:
         wish = self._welcome.worker if self._welcome is not None else self._wish
+        address, token = (self.address, "") if self._pass is None else self._pass.find()
         hello = Hello(
             protocol=PROTOCOL,
             wish=wish,
             threads=torch.get_num_threads(),
             host=f"{platform.node()[:200]} pid {os.getpid()}",
+            token=token,
         )
-        connection = ServerConnection(
-            self.address,
-            hello,
-            credentials=self._credentials,
-            answer_seconds=answer_seconds,
-            met_before=self._welcome is not None,
-        )
+        try:
+            connection = ServerConnection(
+                address,
+                hello,
+                credentials=self._credentials,
+                answer_seconds=answer_seconds,
+                met_before=self._welcome is not None,
+            )
+        except WorkerRefused as error:
+            if self._pass is not None and self._pass.find() != (address, token):  # a server that has only just begun
+                raise ConnectionLost(str(error)) from None
+            raise
         try:
             # Batches, seed and delays are those of the recipe this worker began with.
             if self._welcome is not None and difference(self._welcome.recipe, connection.welcome.recipe):
