@@ -194,6 +194,22 @@ def test_a_worker_whose_block_takes_longer_than_it_may_is_told_what_to_do_and_na
     assert refused.reason in html.unescape((tmp_path / "run" / "report.html").read_text())
 
 
+def test_one_batch_that_is_not_finite_ends_nothing_where_one_worker_is_alive(tmp_path):
+    served, model, sent = network(), network(), []
+    with serving(served, tmp_path) as (address, ended), paceline.Worker(address, model) as worker:
+        for number, (inputs, targets) in enumerate(batches(100)):
+            if not worker.running():
+                break
+            for x, y in worker.blocks(inputs * (float("nan") if number in (0, 5, 6) else 1.0), targets):
+                nn.functional.cross_entropy(model(x), y).backward()
+            sent.append(worker.send())
+    assert (ended[0].finished, ended[0].diverged, ended[0].reason) == (True, False, "all rounds are done")
+    assert [number for number, went_out in enumerate(sent) if not went_out] == [0, 5, 6]
+    assert len(sent) == 13
+    records = read_journal(tmp_path / "run" / "trace.jsonl").records
+    assert [record.reason for record in records if isinstance(record, Refused)] == 3 * ["not finite"]
+
+
 def test_a_run_is_not_resumed_with_another_codec(tmp_path):
     served = network()
     model = copy.deepcopy(served)
