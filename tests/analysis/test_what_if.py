@@ -22,7 +22,16 @@ from paceline.cli.main import main
 from paceline.recipes import Recipe
 from paceline.runs import simulate
 from paceline.strategies import LGC, Async, FastestK, Full
-from paceline.traces.step_times import FORMAT, BucketsMade, StepTimes, TimesBegan, TimesWriter, times_path
+from paceline.traces.step_times import (
+    FORMAT,
+    BucketsMade,
+    ServerTimes,
+    StepTimes,
+    TimesBegan,
+    TimesWriter,
+    WorkerTimes,
+    times_path,
+)
 from paceline.traces.trace_files import write_traces
 from tests.analysis.what_if_runs import BYTES, costs_of, recorded
 
@@ -218,6 +227,39 @@ def test_a_codec_changes_the_bytes_and_adds_the_seconds_of_coding() -> None:
     saved, coding = 0.2 * 3 / 4, 0.02 + 0.02  # by the workers, and by the server
     per_round = play(run).seconds / run.rounds - play(coded).seconds / run.rounds
     assert per_round == pytest.approx(saved - coding, abs=0.01)
+
+
+def test_the_servers_own_seconds_are_those_of_the_same_version_also_after_a_hole() -> None:
+    """A full disk lost the first ten steps; versions 10 to 19 had the seconds of 0 to 9 then."""
+    whole = recorded(((0.1,) * 25,) * 3, costs=costs_of(3, server=0.05))
+    first, records = whole.journal.records[0], whole.journal.records[11:]
+    with_hole = dataclasses.replace(whole, journal=dataclasses.replace(whole.journal, records=(first, *records)))
+    about = {"format": FORMAT, "paceline": "0.2.0", "number": 0, "workers": 3, "host": "", "launch": ""}
+    own = [0.001 * (1 + version) for version in range(20)]  # below 0.05, so each counts
+    times = WorkerTimes(
+        began=TimesBegan(noun="server", sync="server", **about),
+        server=tuple(
+            ServerTimes(version=version, closed_seconds=0.0, step_seconds=seconds, send_seconds=0.0, decode_seconds=0.0)
+            for version, seconds in enumerate(own)
+        ),
+    )
+    for run, lost in ((whole, 0), (with_hole, 10)):
+        measured = measured_run(dataclasses.replace(run, times={"server": {0: times}}))
+        assert measured.server_seconds == pytest.approx(own[lost:], abs=2e-6)
+        assert measured.versions == tuple(range(lost, 20))
+
+
+@pytest.mark.parametrize("text", ["qsgd", "qsgd levels=7", "identity"])
+def test_the_codec_that_is_in_place_is_not_proposed_and_refused_where_it_is_asked_for(text) -> None:
+    run = dataclasses.replace(
+        measured_run(recorded(((0.1,) * 5,) * 3, costs=costs_of(3, down=0.1, up=0.1))), codec=text
+    )
+    proposed = [each.name for each in answering._sensible(run)]
+    assert ("codec qsgd" in proposed) == (text == "identity")
+    with pytest.raises(WhatIfError, match=f"the run has codec {text} already"):
+        remedies.with_codec(run, text)
+    with pytest.raises(WhatIfError, match="already"):
+        remedies.with_codec(dataclasses.replace(run, codec="qsgd levels=7"), "qsgd")
 
 
 def test_what_was_never_seen_is_guessed() -> None:

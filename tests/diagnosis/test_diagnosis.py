@@ -445,3 +445,38 @@ def averages(*, ranks, rounds, slow, waits):
         rounds=tuple(closings),
         works=tuple(works),
     )
+
+
+@pytest.mark.parametrize(
+    ("sync", "says"),
+    [("averaging", "averages of all ranks, of which no end is recorded"), ("ddp", "a script that is watched")],
+)
+def test_a_run_of_ranks_that_was_killed_is_called_what_it_is(sync, says, tmp_path):
+    """Ranks that average write their trace at the end: until then their step times are all there is."""
+    from paceline.diagnosis import diagnose_timings
+    from paceline.reports.diagnosis_page import diagnosis_page
+    from paceline.traces.recorded_run import read_run
+    from paceline.traces.step_times import FORMAT, StepTimes, TimesBegan, TimesWriter, times_path
+
+    for rank in range(2):
+        writer = TimesWriter(times_path(tmp_path, "rank", rank))
+        writer.write(
+            TimesBegan(
+                format=FORMAT,
+                paceline="0.2.0",
+                noun="rank",
+                number=rank,
+                workers=2,
+                host="here",
+                launch="1a",
+                sync=sync,
+            )
+        )
+        for step in range(30):
+            writer.write(StepTimes(step=step, started_seconds=step / 4, seconds=0.25, forward_seconds=0.2))
+        writer.close()
+    run = read_run(tmp_path)
+    timings = timings_of(run)
+    page = diagnosis_page(diagnose_timings(run, timings), timings)
+    assert says in page
+    assert ("a script that is watched" in page) == (sync == "ddp")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 import os
+import platform
 import tempfile
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -247,6 +249,33 @@ def test_the_state_says_whether_the_writer_lives(tmp_path):
         again.write(RunEnded(at_seconds=2.0, reason="all rounds are done", rounds_done=1, diverged=False))
     assert state() == "ended"
     assert run.document()["text"] == "ended after round 1 of 50: all rounds are done"
+
+
+@pytest.mark.parametrize("on", ["server", "ranks"])
+def test_a_page_that_comes_after_a_kill_knows_it_where_the_writer_was_on_this_machine(on, tmp_path, monkeypatch):
+    noun = "server" if on == "server" else "rank"
+
+    def state(host):
+        times_path(tmp_path, noun, 0).unlink(missing_ok=True)
+        writer = TimesWriter(times_path(tmp_path, noun, 0))
+        writer.write(replace(times_began(0), noun=noun, host=host, sync="server" if on == "server" else "rounds"))
+        writer.close()
+        return followed(tmp_path).document()["state"]
+
+    writer = JournalWriter(tmp_path / "trace.jsonl")
+    for record in (began(on=on), joined(0), step(0, 1.0, fresh=(0,))):
+        writer.write(record)
+    assert state(platform.node()) == "running"  # it holds the journal
+    writer.close()
+    assert state(platform.node()) == "killed"
+    assert state("another machine") == "quiet"
+    for name in ("LOCKS", "MOUNTS"):  # where the locks of this machine cannot be known
+        with monkeypatch.context() as patch:
+            patch.setattr(live_folder, name, tmp_path / "nothing")
+            assert state(platform.node()) == "quiet"
+    end = RunEnded(at_seconds=2.0, reason="all rounds are done", rounds_done=1, diverged=False)
+    append(tmp_path / "trace.jsonl", end)
+    assert state(platform.node()) == "ended"
 
 
 def test_a_long_record_is_read_in_bounded_parts_and_comes_to_the_same_state(tmp_path, monkeypatch):

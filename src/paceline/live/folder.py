@@ -8,7 +8,8 @@
 
 The writer of a journal locks it for as long as it lives (`traces.journal_files`). Trying that lock would stand in the
 way of a server that starts at that moment, so /proc/locks is read instead, where there is one. It names the locks of
-this machine (in a container: of this container), so a lock that is not there proves nothing by itself. A writer that
+this machine (in a container: of this container), so a lock that is not there proves nothing by itself: only where it
+was there before, or the step times of who wrote the journal say that this was on this machine. A writer that
 ends well writes the end and then gives up the lock, so when the lock is newly missing, the journal is read once more.
 
 A look reads at most LOOK_BYTES of all files together, so it takes a fraction of a second however long the record is.
@@ -18,9 +19,11 @@ Who is `behind` looks again at once; until it has caught up, a run is neither qu
 from __future__ import annotations
 
 import os
+import platform
 import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -41,7 +44,7 @@ from paceline.traces.journal import TRACE, record_from
 from paceline.traces.journal_files import LONGEST_LINE_BYTES, MOST_BYTES
 from paceline.traces.step_times import LONGEST_LINE_BYTES as LONGEST_TIMES_LINE
 from paceline.traces.step_times import MOST_BYTES as MOST_TIMES_BYTES
-from paceline.traces.step_times import TIMES, times_record
+from paceline.traces.step_times import TIMES, TimesBegan, times_path, times_record
 from paceline.traces.trace_files import TRACES, read_traces
 
 RunState: TypeAlias = Literal["waiting", "running", "quiet", "killed", "ended"]
@@ -50,7 +53,7 @@ QUIET_SECONDS = 20.0
 MOST_TIMES_FILES = 4_000  # of the lowest numbers; 6 kB of memory each
 LOOK_BYTES = 2**20  # of all files at one look; a longer record is read in several, and the page says how far
 LEAST_BYTES = 2**16  # of one file of step times at one look
-LOCKS = Path("/proc/locks")
+LOCKS, MOUNTS = Path("/proc/locks"), Path("/proc/self/mountinfo")
 _TIMES_NAME = re.compile(r"(rank|worker)-([0-9]{1,7})\.jsonl")
 
 
@@ -297,7 +300,7 @@ class FollowedRun:
                 if self._was_locked:
                     return "killed"
                 if self._quiet_seconds() > QUIET_SECONDS:
-                    return "quiet"
+                    return "killed" if self._writer_was_here() else "quiet"
             return "running" if journal.version or journal.steps_closed else "waiting"
         if self._trace is not None:
             return "ended"
@@ -309,6 +312,11 @@ class FollowedRun:
         if all(each.ended is not None for each in times):
             return "ended"
         return "quiet" if self._quiet_seconds() > QUIET_SECONDS else "running"
+
+    def _writer_was_here(self) -> bool:
+        """Return whether this machine's locks would show who wrote the journal, by where its own times say it ran."""
+        host = _host_of(times_path(self.folder, "rank" if self.noun == "rank" else "server", 0))
+        return bool(host) and host == platform.node()[:200] and _locks_are_seen(self._journal.tail.path)
 
     def _text(self, state: RunState) -> str:
         """Return the state in one sentence."""
@@ -433,6 +441,29 @@ def _size_of(entry: os.DirEntry[str]) -> int:
 
 def _reason(error: Exception) -> str:
     return str(error.strerror or error) if isinstance(error, OSError) else str(error)
+
+
+def _host_of(path: Path) -> str:
+    """Return the machine that a file of step times is of; "" where it does not say."""
+    tail = FileTail(path, most_bytes=MOST_TIMES_BYTES, longest_line_bytes=LONGEST_TIMES_LINE)
+    with suppress(OSError, ValueError):
+        for line in tail.look(LEAST_BYTES).lines[:1]:
+            began = times_record(line)
+            return began.host if isinstance(began, TimesBegan) else ""
+    return ""
+
+
+def _locks_are_seen(path: Path) -> bool:
+    """Return whether LOCKS would name the lock of a file: its device is one of those that are mounted here.
+
+    On btrfs, for one, a file says another device than its locks do.
+    """
+    try:
+        device, mounts = path.stat().st_dev, MOUNTS.read_text(encoding="utf-8", errors="replace")
+        LOCKS.read_bytes()
+    except OSError:
+        return False
+    return f"{os.major(device)}:{os.minor(device)}" in {line.split()[2] for line in mounts.splitlines()}
 
 
 def _is_locked(path: Path) -> bool:

@@ -110,7 +110,11 @@ def headline(found: Diagnosis) -> str:
 
 def _conditions(found: Diagnosis) -> Iterator[str]:
     kinds = {"watched": "a script that is watched", "server": "a parameter server", "rounds": "rounds without a server"}
-    yield kinds.get(found.kind, "simulated" if found.kind == "simulated" else "averages of all ranks")
+    of_ranks = {"averaging": "averages of all ranks", "rounds": "rounds without a server"}
+    if found.kind == "watched" and found.strategy in of_ranks:  # its trace is written at the end
+        yield f"{of_ranks[found.strategy]}, of which no end is recorded: killed, or still at work"
+    else:
+        yield kinds.get(found.kind, "simulated" if found.kind == "simulated" else of_ranks["averaging"])
     if found.strategy:
         yield found.strategy
     yield counted(found.workers, found.noun)

@@ -37,7 +37,7 @@ from typing import Any, Literal, TypeAlias
 from paceline.drivers.simulated.cluster import LateWork, Place
 from paceline.drivers.simulated.network import BITS_PER_BYTE, OneWayLink, WorkerLink
 from paceline.errors import PacelineError
-from paceline.recipes.assembly import averages, make_member, make_strategy
+from paceline.recipes.assembly import averages, codec_text_of, make_member, make_strategy
 from paceline.recipes.recipe import Recipe
 from paceline.renaming import as_recorded
 from paceline.strategies import LGC, STRATEGIES, Async, FastestK, Full, Strategy, bare_name
@@ -82,7 +82,8 @@ class MeasuredRun:
     """A recorded run in the simulator's terms; a remedy is the same run with something changed.
 
     `strategy` is None where the ranks average, `member` where they do not. `steps` are those of the model, `rounds`
-    what a recipe counts. `server_seconds` is S of each step in turn, for averages the seconds of each.
+    what a recipe counts. `server_seconds` is S of each step in turn, for averages the seconds of each;
+    `versions` are those of these steps where a journal has them, which may have holes.
     """
 
     label: str
@@ -96,6 +97,7 @@ class MeasuredRun:
     member: Averaging | None = None
     draws: tuple[tuple[Draw, ...], ...]
     server_seconds: tuple[float, ...] = ()
+    versions: tuple[int, ...] = ()
     links: tuple[WorkerLink, ...] = ()
     up_bytes: int = 0
     down_bytes: int = 0
@@ -269,6 +271,7 @@ def _simulated(run: RecordedRun, trace: Trace) -> MeasuredRun:
         blocks=max(work.blocks for work in trace.works),
         rounds=max(1, len(trace.rounds) // strategy.updates_per_round(trace.workers)),
         late_work=trace.late_work,
+        codec=_codec_of(trace.recipe),
         recipe=dict(trace.recipe) or None,
         notes=_notes_of_shares(trace.recipe),
     )
@@ -345,6 +348,7 @@ def _fit(
         on=on,
         draws=tuple(columns),
         server_seconds=tuple(server[version] for version in sorted(server)),
+        versions=tuple(sorted(server)),
         links=tuple(_link(usual[worker], up, down) for worker in range(workers)) if on_wire else (),
         up_bytes=up,
         down_bytes=down,
@@ -462,7 +466,7 @@ def _with_times(measured: MeasuredRun, run: RecordedRun) -> MeasuredRun:
         alone = isinstance(measured.strategy, Async)
         seconds = tuple(
             (own[version] if alone else min(own[version], found)) if version in own else found
-            for version, found in enumerate(measured.server_seconds)
+            for version, found in zip(measured.versions, measured.server_seconds, strict=True)
         )
         moved = fmean(measured.server_seconds) - fmean(seconds)  # what is not the server's is the workers', and back
         draws = tuple(
@@ -494,6 +498,12 @@ def _measured_link(link: WorkerLink, steps: Sequence[StepTimes], measured: Measu
         down=OneWayLink(latency_seconds=latency, bits_per_second=BITS_PER_BYTE * down / down_seconds),
         up=OneWayLink(latency_seconds=latency, bits_per_second=BITS_PER_BYTE * up / up_seconds),
     )
+
+
+def _codec_of(recipe: Mapping[str, Any]) -> str:
+    """Return the codec of a recorded recipe in words; "" where it does not say."""
+    section = recipe.get("codec")
+    return codec_text_of(Recipe.from_document({"codec": section})) if isinstance(section, Mapping) else ""
 
 
 def _host(text: str) -> str:
@@ -545,6 +555,7 @@ def _averaged(run: RecordedRun, trace: Trace) -> MeasuredRun:
         server_seconds=(median(wires.values()) if wires else 0.0,),
         seconds=last,
         round_seconds=tuple(each.seconds for each in trace.rounds if each.used),
+        codec=_codec_of(trace.recipe),
         recipe=dict(trace.recipe) or None,
         hosts=frozenset(_host(each.began.host) for each in ranks.values()),
     )
@@ -619,6 +630,7 @@ def _watched(run: RecordedRun) -> MeasuredRun:
         up_bytes=sum(last),
         down_bytes=sum(last),
         seconds=sum(durations) - wires[-1],  # as in other runs, until the last gradient is in
+        codec="",  # whether the script encodes its gradients is not recorded
         round_seconds=tuple(durations),
         processor_seconds=_processor_seconds(ranks),
         hosts=frozenset(_host(each.began.host) for each in ranks.values()),

@@ -325,8 +325,11 @@ def with_codec(run: MeasuredRun, text: str, *, cost_of: Callable[[str, int], Cod
     cost = cost_of or codec_cost
     if not run.up_bytes:
         raise WhatIfError(f"--codec {text!r} needs the bytes of a gradient, which the run does not tell")
-    elements = max(1, round(run.up_bytes / _bytes_per_element(run.codec, cost)))
-    new, old = cost(text, elements), cost(run.codec, elements)
+    before = run.codec or "identity"
+    if text == before or _same_codec(text, before):
+        raise WhatIfError(f"the run has codec {before} already: leave --codec {text!r} out, or give another")
+    elements = max(1, round(run.up_bytes / _bytes_per_element(before, cost)))
+    new, old = cost(text, elements), cost(before, elements)
     ratio = new.payload_bytes / old.payload_bytes
     coding = (new.encode_seconds + new.decode_seconds) - (old.encode_seconds + old.decode_seconds)
     crowd = _crowd(run)
@@ -351,6 +354,16 @@ def with_codec(run: MeasuredRun, text: str, *, cost_of: Callable[[str, int], Cod
         settings={"codec": settings},
         advice=f"paceline train RECIPE --codec {words[0]}" if run.recipe else script,
     )
+
+
+def _same_codec(one: str, other: str) -> bool:
+    """Return whether two texts are of one codec, whatever it keeps of what was lost."""
+    from paceline.codecs.naming import inner_of, parse_codec, text_of
+
+    try:
+        return text_of(inner_of(parse_codec(one))) == text_of(inner_of(parse_codec(other)))
+    except ValueError:  # what is no codec is refused where it is measured
+        return False
 
 
 def _bytes_per_element(text: str, cost: Callable[[str, int], CodecCost]) -> float:
