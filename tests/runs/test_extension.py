@@ -14,7 +14,8 @@ import torch
 import paceline
 from paceline.cli.main import USER_ERROR, main
 from paceline.recipes import Recipe
-from paceline.recipes.extension import Extension, check_extendable
+from paceline.recipes.extension import Extension, check_extendable, extend
+from paceline.recipes.reading import RecipeError
 from paceline.runs.cluster import ServerEndpoint, WorkerOptions, serve_recipe, work_for
 from paceline.traces.checkpoints import read_newest
 from paceline.traces.journal import TRACE, Extended
@@ -117,6 +118,14 @@ def test_what_would_change_a_run_in_silence_is_refused_and_changes_nothing(optio
     assert main(["serve", "--listen", "127.0.0.1:0", "--resume", str(poly_run), *options, *restated]) == USER_ERROR
     assert said in " ".join(capsys.readouterr().err.split())
     assert (poly_run / TRACE).read_bytes() == before
+
+
+def test_a_setting_that_is_given_again_goes_with_the_schedule_that_the_run_has():
+    """Checked beside the default recipe, whose rate is constant, a warm-up of poly was refused, and a rest was not."""
+    typed = {"rounds": "8", "optimizer.warmup": "0.1", "optimizer.power": "1"}
+    assert extend(POLY, None, typed).changes == {"optimizer": {"warmup": 0.1, "power": 1.0}}
+    with pytest.raises(RecipeError, match=r"--optimizer.decay-from: decay_from goes with schedule = poly"):
+        extend(PLAIN, None, {"rounds": "8", "optimizer.decay_from": "start"})
 
 
 @pytest.mark.parametrize("changes", [{"model": {"name": "evil:net"}}, {"optimizer": {"lr": 1.0}}, {"rounds": 3}])

@@ -45,9 +45,9 @@ from paceline.loggers import check_log
 from paceline.lookup import unknown
 from paceline.recipes import Recipe
 from paceline.recipes.assembly import averages
-from paceline.recipes.extension import Extension, extend, may_be_restated, restated
+from paceline.recipes.extension import Extension, extend, may_be_restated
 from paceline.runs.cluster import GIVEN_AGAIN
-from paceline.runs.ranks import by_ranks, read_recipe_of, rounds_to_train
+from paceline.runs.ranks import by_ranks, read_recipe_of, refuse_restated, rounds_to_train
 from paceline.slurm.ranks import LAUNCHER, STARTED
 from paceline.traces.journal import TRACE, RunEnded
 from paceline.traces.journal_files import read_journal
@@ -128,8 +128,7 @@ def train(options: TrainOptions, overrides: dict[str, str]) -> None:
         launch: Callable[[TrainOptions, dict[str, str]], None] = import_module(ELSEWHERE[place]).train
         return launch(options, {name: text for name, text in overrides.items() if name != "strategy.on"})
     check_resume_alone(options, overrides)
-    recipe = given_recipe(options.recipe_file, overrides, trust=options.trust)
-    warn_of_idle_delays(recipe, overrides)
+    recipe = recipe_to_begin(options, overrides)
     if by_ranks(recipe) or (options.resume and is_ranks_run(options.resume)):
         return _train_ranks(options, recipe, overrides)
     if not options.resume:
@@ -146,8 +145,7 @@ def serve(options: ServeOptions, overrides: dict[str, str]) -> None:
     endpoint = cluster.ServerEndpoint(
         listen=options.listen, tls=options.tls or None, insecure=options.insecure, open=options.open
     )
-    recipe = given_recipe(options.recipe_file, overrides, trust=options.trust)
-    warn_of_idle_delays(recipe, overrides)
+    recipe = recipe_to_begin(options, overrides)
     if by_ranks(recipe) and not options.resume:
         kind = "a pipeline" if recipe.pipeline.on else "averaging" if averages(recipe) else recipe.strategy.label
         raise UsageError(f"{kind} has no server: use `paceline train`, or torchrun ... -m paceline train RECIPE")
@@ -156,6 +154,15 @@ def serve(options: ServeOptions, overrides: dict[str, str]) -> None:
     tls = f" --tls {options.tls}" if options.tls else ""
     again = f" --listen {options.listen}{tls}{' --insecure' * options.insecure}{' --open' * options.open}"
     train_served(options, recipe, run, command="serve", greeting=greeting, overrides=overrides, to_repeat=again)
+
+
+def recipe_to_begin(options: TrainOptions | ServeOptions, overrides: dict[str, str]) -> Recipe:
+    """Return the recipe that was given; beside --resume the default, which the run's own then stands in place of."""
+    if options.resume:
+        return Recipe()
+    recipe = given_recipe(options.recipe_file, overrides, trust=options.trust)
+    warn_of_idle_delays(recipe, overrides)
+    return recipe
 
 
 def warn_of_idle_delays(recipe: Recipe, overrides: dict[str, str]) -> None:
@@ -321,8 +328,8 @@ def _extension_of_ranks(overrides: dict[str, str]) -> Extension | None:
     """Return what was typed beside --resume to extend a run of ranks."""
     if "rounds" not in overrides:
         return None
-    changes = restated({name: text for name, text in overrides.items() if may_be_restated(name)})
-    return Extension(rounds=given_recipe("", {"rounds": overrides["rounds"]}).rounds, changes=changes)
+    refuse_restated(filter(may_be_restated, overrides))
+    return Extension(rounds=given_recipe("", {"rounds": overrides["rounds"]}).rounds)
 
 
 def _train_ranks(options: TrainOptions, recipe: Recipe, overrides: dict[str, str]) -> None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import functools
 import shlex
 
-from paceline.cli.cluster import RAY_OPTIONS, TrainOptions, check_resume_alone, train_served, warn_of_idle_delays
-from paceline.cli.options import UsageError, given_recipe
+from paceline.cli.cluster import RAY_OPTIONS, TrainOptions, check_resume_alone, recipe_to_begin, train_served
+from paceline.cli.options import UsageError
 from paceline.cli.output import is_ranks_run
 from paceline.lazy import need_extra
 
@@ -27,8 +27,7 @@ def train(options: TrainOptions, overrides: dict[str, str]) -> None:
     check_resume_alone(options, overrides)
     if options.resume and is_ranks_run(options.resume):
         raise UsageError(f"{options.resume} is a run of ranks, which Ray does not carry out: leave out --on ray")
-    recipe = given_recipe(options.recipe_file, overrides, trust=options.trust)
-    warn_of_idle_delays(recipe, overrides)
+    recipe = recipe_to_begin(options, overrides)
     from paceline.ray.run import Demands
     from paceline.ray.training import refuse_elsewhere, train_on_ray
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.errors import PacelineError
-from paceline.recipes.reading import read_recipe
+from paceline.recipes.reading import read_recipe, with_typed
 from paceline.recipes.recipe import Recipe
 
 SCHEDULE = ("schedule", "warmup", "power", "decay_from", "decay", "decay_at")
@@ -72,13 +72,13 @@ def may_be_restated(dotted: str) -> bool:
     return section == "pruning" or (section == "optimizer" and name in SCHEDULE)
 
 
-def restated(overrides: Mapping[str, str]) -> Changes:
-    """Return settings that were typed as values of a recipe's document, by section.
+def restated(recipe: Recipe, overrides: Mapping[str, str]) -> Changes:
+    """Return settings that were typed as values of a recipe's document, by section; they are checked beside its own.
 
-    >>> restated({"optimizer.schedule": "poly", "optimizer.power": "1"})
+    >>> restated(Recipe(), {"optimizer.schedule": "poly", "optimizer.power": "1"})
     {'optimizer': {'schedule': 'poly', 'power': 1.0}}
     """
-    document = read_recipe(None, overrides).to_document()
+    document = with_typed(recipe, overrides).to_document()
     found: Changes = {}
     for dotted in overrides:
         section, _, name = dotted.partition(".")
@@ -145,7 +145,7 @@ def extend(recipe: Recipe, before: Extension | None, typed: Mapping[str, str]) -
         return before
     now = recipe if before is None else before.of(recipe)
     rounds = read_recipe(None, {"rounds": typed["rounds"]}).rounds
-    changes = restated({name: text for name, text in typed.items() if may_be_restated(name)})
+    changes = restated(now, {name: text for name, text in typed.items() if may_be_restated(name)})
     if rounds == now.rounds and not changes:
         return before
     check_restated(now, rounds, changes)

@@ -120,6 +120,22 @@ def _rule_of(path: Path_) -> Rule:
     return rule
 
 
+def with_typed(recipe: Recipe, overrides: Mapping[str, str]) -> Recipe:
+    """Return a recipe with dotted settings from the command line in place of its own; both are checked together.
+
+    >>> with_typed(Recipe().with_settings(optimizer={"schedule": "poly"}), {"optimizer.power": "1"}).optimizer.power
+    1.0
+    >>> with_typed(Recipe(), {"optimizer.decay_from": "start"})
+    Traceback (most recent call last):
+    paceline.recipes.reading.RecipeError: --optimizer.decay-from: decay_from goes with schedule = poly (schedule=steps)
+    """
+    values = _document_values(recipe.to_document())
+    places = {path: f"the run's {'.'.join(path)}" for path in values}
+    typed = {tuple(dotted.split(".")): text for dotted, text in overrides.items()}
+    places |= {tuple(dotted.split(".")): f"--{dotted.replace('_', '-')}" for dotted in overrides}
+    return _build(values | typed, places, texts=typed)
+
+
 def _settle_budget(values: dict[Path_, Any], places: Mapping[Path_, str], overrides: Mapping[str, str]) -> None:
     """Let rounds or epochs on the command line stand in place of the other in the file; refuse both in one place."""
     rounds, epochs = ("rounds",), ("epochs",)
@@ -137,8 +153,14 @@ def recipe_from_document(document: Mapping[str, Any]) -> Recipe:
     >>> recipe_from_document({"network": {"server_bits_per_second": None}}).network.server_bits_per_second
     inf
     """
+    values = _document_values(with_new_names(document))
+    return _build(values, {path: ".".join(path) for path in values})
+
+
+def _document_values(document: Mapping[str, Any]) -> dict[Path_, Any]:
+    """Return the values of a document by their paths."""
     values: dict[Path_, Any] = {}
-    for name, value in with_new_names(document).items():
+    for name, value in document.items():
         if isinstance(value, Mapping):
             values |= {(str(name), str(inner)): entry for inner, entry in value.items()}
         else:
@@ -146,7 +168,7 @@ def recipe_from_document(document: Mapping[str, Any]) -> Recipe:
     for path, value in values.items():
         if value is None:
             values[path] = None if path in _OPTIONAL else math.inf
-    return _build(values, {path: ".".join(path) for path in values})
+    return values
 
 
 def _values(text: str, file: Path | None) -> dict[Path_, Any]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -190,9 +190,7 @@ def rounds_to_train(folder: Path, recipe: Recipe, extension: Extension | None) -
     now = rounds_in(folder)
     if extension is None:
         return now
-    for section, changes in extension.changes.items():
-        for name in changes:
-            raise ExtensionError(f"ranks keep their schedule and pruning: leave --{section}.{name} out")
+    refuse_restated(f"{section}.{name}" for section, changes in extension.changes.items() for name in changes)
     if extension.rounds == (now or recipe.rounds):
         return now
     check_extendable(recipe)
@@ -200,6 +198,12 @@ def rounds_to_train(folder: Path, recipe: Recipe, extension: Extension | None) -
     if extension.rounds < done:
         raise ExtensionError(f"rounds must be at least {done}, which are done (rounds={extension.rounds})")
     return extension.rounds
+
+
+def refuse_restated(names: Iterable[str]) -> None:
+    """Raise ExtensionError if any setting is given again for a run of ranks."""
+    for name in names:
+        raise ExtensionError(f"ranks keep their schedule and pruning: leave --{name.replace('_', '-')} out")
 
 
 def by_ranks(recipe: Recipe) -> bool:
