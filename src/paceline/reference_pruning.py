@@ -124,7 +124,7 @@ def info_batch(
                     drawn[sample] = 1.0
                 elif lots[sample] >= ratio:
                     drawn[sample] = 1 / (1 - ratio)
-            weights = drawn or weights
+            weights = drawn if len(drawn) > 1 else weights  # no epoch of one sample, unless there is only one
         for batch in batches(e, list(weights)):
             scores.update({sample: loss(e, sample) for sample in batch})
         history.append(weights)

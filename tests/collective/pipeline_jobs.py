@@ -138,9 +138,8 @@ def names_of(name):
     return sorted(model.state_dict()), sorted(trained)
 
 
-def replicated(codec, sizes, seeds=(0, 0)):
+def replicated(codec, sizes, seeds=(0, 0), name="tied"):
     """Two replicas of two stages, on the two halves of every batch."""
-    name = "tied"
     expected = reference(name, tuple(sizes))
     seed = seeds[dist.get_rank() // 2]
     with pipeline_of(name, "1f1b", 2, microbatches=2, codec=codec, seed=seed) as pipe:
@@ -208,6 +207,11 @@ def refused_plans():
         said(paceline.Pipeline, model, plan),
         said(paceline.Pipeline, model_of("mlp"), plan, codec="qsgd" if rank == 3 else "identity"),
     ]
+
+
+def refused_doubles():
+    """Replicas whose gradients in float64 would be rounded; only some stages have a weight of their own in it."""
+    return said(paceline.Pipeline, model_of("tied"), plan_of("tied", "1f1b", 2, 2, 3), codec="qsgd")
 
 
 def refused_sizes():

@@ -151,6 +151,7 @@ MODELS = {
     "bn": (lambda: cnn(nn.BatchNorm2d), [floats(1, 6, 6)]),
     "rnn": (RNN, [floats(5, 3)]),
     "tied": (Tied, [lambda samples: torch.randint(0, 7, (samples, 4))]),
+    "tied in float32": (Tied, [lambda samples: torch.randint(0, 7, (samples, 4))]),
     "fixed": (Fixed, [floats(5), floats()]),
     "added": (Added, [floats(5)]),
     "row": (row, [floats(5)]),
@@ -167,7 +168,7 @@ MODELS = {
 
 def model_of(name, seed=0):
     torch.manual_seed(seed)
-    return MODELS[name][0]().double()
+    return MODELS[name][0]().to(torch.float32 if name.endswith("in float32") else torch.float64)
 
 
 @functools.cache

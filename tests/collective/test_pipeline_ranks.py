@@ -119,7 +119,7 @@ def test_two_replicas_equal_one_process_on_the_joined_batch(four, names):
 
 @pytest.mark.parametrize("codec", ["qsgd", "top-k fraction=0.3"])
 def test_replicas_whose_gradients_travel_encoded_stay_equal_and_close_to_one_process(four, names, codec):
-    found = four.do("replicated", codec=codec, sizes=[12, 12, 10, 11])
+    found = four.do("replicated", codec=codec, sizes=[12, 12, 10, 11], name="tied in float32")
     states = [rank["state"] for rank in found]
     assert states[0] == states[2]
     assert states[1] == states[3]
@@ -130,6 +130,11 @@ def test_replicas_whose_gradients_travel_encoded_stay_equal_and_close_to_one_pro
     for rank in found:
         assert CLOSE < rank["losses"] < 0.05
         assert rank["weights"] < 0.1
+
+
+def test_replicas_that_would_round_their_doubles_are_refused_on_all_ranks(four):
+    for told in four.do("refused_doubles"):
+        assert re.search(r"^PipelineError.*codecs carry float32, and this model has float64 parameters", told)
 
 
 def test_steps_add_up_between_replicas_and_holders_and_losses_may_be_sums(four):

@@ -29,6 +29,7 @@ from paceline.traces.journal_files import read_journal
 from paceline.traces.run_status import RunStatus, StatusLog
 from paceline.traces.trace_files import read_traces, write_traces
 from paceline.training import Training, measure
+from tests.live.journals import step
 
 SMALL = Recipe(rounds=6).with_settings(
     cluster={"workers": 2}, data={"split": "iid"}, evaluate_every=3, evaluation_samples=100
@@ -154,13 +155,14 @@ def test_the_live_page_has_its_figure_and_its_curve():
     assert TraceState(TRACE).figures()["test_loss"] == 0.625
     assert TraceState(TRACE).curves()["test_loss"] == [[1.5, 0.625]]
     state = JournalState()
-    for number, record in enumerate(
-        (BEGAN, first := replace(OLD, test_loss=0.9), replace(first, round=9, test_loss=0.8))
-    ):
+    first = replace(OLD, test_loss=0.9)
+    second = replace(first, at_seconds=2.5, round=9, test_loss=0.8)
+    for record, found in ((BEGAN, None), (step(5, 1.4, fresh=[0]), None), (first, 0.9), (step(8, 2.4, fresh=[0]), 0.9)):
         state.take(record)
-        assert state.figures()["test_loss"] == (None, 0.9, 0.8)[number]
-    assert state.curves()["test_loss"] == [[1.5, 0.9], [1.5, 0.8]]
-    state.take(Resumed(at_seconds=2.0, version=6, reason="restarted"))
+        assert state.figures()["test_loss"] == found
+    state.take(second)
+    assert state.curves()["test_loss"] == [[1.5, 0.9], [2.5, 0.8]]
+    state.take(Resumed(at_seconds=3.0, version=6, reason="restarted"))
     assert state.figures()["test_loss"] == 0.9
 
 

@@ -17,7 +17,7 @@ from torch import nn
 
 import paceline
 from paceline.drivers.served import admission
-from paceline.drivers.served.admission import KEY, Guard, Pass, links_of_user, token
+from paceline.drivers.served.admission import KEY, Guard, Credential, links_of_user, token
 from paceline.drivers.served.connection import WorkerRefused
 from paceline.drivers.served.messages import PROTOCOL, Hello
 from paceline.drivers.served.security import AddressError
@@ -128,7 +128,7 @@ def test_the_key_is_its_users_alone_while_the_run_lasts_and_stands_nowhere_else(
         link = links_of_user() / address
         assert link.readlink() == path
         assert stat.S_IMODE(links_of_user().lstat().st_mode) == 0o700
-        seen["shown"] = Pass(address, None).find()[1]
+        seen["shown"] = Credential(address, None).find()[1]
         seen["words"] = Path("/proc/self/cmdline").read_text() + json.dumps(dict(os.environ))
 
     caplog.set_level(logging.DEBUG)
@@ -150,8 +150,8 @@ def test_a_token_is_of_one_worker_and_no_other_key_makes_it(tmp_path):
     key = bytes.fromhex((tmp_path / KEY).read_text())
     good = token(key, "7f")
     assert guard.admits(good)
-    assert guard.admits(Pass("127.0.0.1:1", tmp_path).find()[1])
-    assert Pass("127.0.0.1:1", tmp_path).find() != Pass("127.0.0.1:1", tmp_path).find()
+    assert guard.admits(Credential("127.0.0.1:1", tmp_path).find()[1])
+    assert Credential("127.0.0.1:1", tmp_path).find() != Credential("127.0.0.1:1", tmp_path).find()
     for bad in ("", " ", "7f", good[:-1], good + "0", good.replace("7f ", "7e "), token(b"", "7f"), "ü" + good):
         assert not guard.admits(bad), bad
     again = Guard(tmp_path)
@@ -176,13 +176,13 @@ def test_localhost_is_where_the_server_of_the_key_is(tmp_path, monkeypatch):
     monkeypatch.setattr(admission, "LINKS", tmp_path)
     guard = Guard(tmp_path)
     guard.link([("127.0.0.1", 29400)])
-    address, shown = Pass("localhost:29400", None).find()
+    address, shown = Credential("localhost:29400", None).find()
     assert address == "127.0.0.1:29400"  # another user may listen at [::1]
     assert guard.admits(shown)
-    assert Pass("[::1]:29400", None).find() == ("[::1]:29400", "")
-    assert Pass("10.0.0.7:29400", None).find() == ("10.0.0.7:29400", "")
+    assert Credential("[::1]:29400", None).find() == ("[::1]:29400", "")
+    assert Credential("10.0.0.7:29400", None).find() == ("10.0.0.7:29400", "")
     guard.close()
-    assert Pass("localhost:29400", None).find() == ("localhost:29400", "")
+    assert Credential("localhost:29400", None).find() == ("localhost:29400", "")
 
 
 def test_a_folder_that_others_made_or_can_read_leads_nobody_anywhere(tmp_path, monkeypatch):
@@ -197,7 +197,7 @@ def test_a_folder_that_others_made_or_can_read_leads_nobody_anywhere(tmp_path, m
     folder.symlink_to(elsewhere)
     with pytest.raises(PermissionError):
         Guard(tmp_path).link([("127.0.0.1", 1)])
-    assert Pass("127.0.0.1:1", None).find()[1] == ""
+    assert Credential("127.0.0.1:1", None).find()[1] == ""
 
 
 def test_a_file_system_without_modes_is_refused_with_what_to_do(tmp_path, monkeypatch):

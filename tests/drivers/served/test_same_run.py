@@ -25,6 +25,8 @@ from paceline.recipes.assembly import resolved
 from paceline.runs.cluster import make_served
 from paceline.runs.ranks import RECIPE, read_recipe_of, write_recipe
 from paceline.traces.checkpoints import read_newest, write_checkpoint
+from paceline.traces.journal import line_of
+from paceline.traces.journal_files import read_journal
 from paceline.traces.run_settings import OF_THE_MACHINE
 
 DEFAULTS = Recipe().to_document()
@@ -208,18 +210,16 @@ def test_a_setting_that_an_older_checkpoint_lacks_has_its_default(served_recipe,
 
 
 def test_a_trace_that_says_another_recipe_than_the_checkpoint_is_not_gone_on_with(tmp_path, capsys):
-    """Also one without checksums, whose first line was altered: the rate, and the rounds, which makes it unfinished."""
+    """Its first line was altered and sealed again: the rate, and the rounds, which makes it unfinished."""
     recipe = resolved(Recipe(rounds=5).with_settings(cluster={"workers": 2}, strategy={"k": 1}, data={"split": "iid"}))
     folder, trace = tmp_path / "run", tmp_path / "run" / "trace.jsonl"
     begun(make_served(recipe, folder))
-    first = json.loads(trace.read_bytes().splitlines()[0])
-    del first["crc"]
+    first = read_journal(trace).began
     for path, said in (
         (("optimizer", "lr"), "optimizer.lr was 0.05, and is 1.05 now"),
         (("rounds",), "rounds was 5, and"),
     ):
-        altered = first | {"format": 1, "recipe": changed(first["recipe"], path)}
-        trace.write_text(json.dumps(altered) + "\n")
+        trace.write_bytes(line_of(dataclasses.replace(first, recipe=changed(first.recipe, path))))
         assert main(["serve", "--listen", "127.0.0.1:0", "--resume", str(folder)]) == 2
         assert f"checkpoint 0 of {folder} is of another run: {said}" in " ".join(capsys.readouterr().err.split())
 

@@ -104,7 +104,9 @@ class Pipeline:
             if free_others:
                 self._weights.free_others()
             self._runners.hold_weights(self._weights.ours, self._weights.name_of)
-            self._gradients = GradientAverager(codec, self._weights, ranks, seed=seed)
+            self._gradients = ranks.make_together(
+                "take the codec", lambda: GradientAverager(codec, self._weights, ranks, seed=seed)
+            )
             self._frozen = {name: weight.requires_grad for name, weight in self.named_parameters()}
             planned = self._runners.planned
             ranks.make_together("prepare the schedule", lambda: self._runners.runner(planned, trains=True))

@@ -40,7 +40,7 @@ def token(key: bytes, name: str) -> str:
     """Return what a worker of this name shows: the name, and the proof that it has the key.
 
     >>> token(b"key", "7f")[:12]
-    '7f e929c2257'
+    '7f 351252b18'
     """
     return f"{name} {hmac.new(key, name.encode(), 'sha256').hexdigest()}"
 
@@ -94,7 +94,7 @@ class Guard:
         self._path.unlink(missing_ok=True)
 
 
-class Pass:
+class Credential:
     """The worker's side: where it connects to, and the token that it shows there; `run` is the run's folder."""
 
     def __init__(self, address: str, run: str | Path | None) -> None:

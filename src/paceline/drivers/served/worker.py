@@ -28,7 +28,7 @@ from paceline.codecs import Codec
 from paceline.codecs.floats import Floats
 from paceline.codecs.naming import parse_codec
 from paceline.codecs.payload import NotFiniteError
-from paceline.drivers.served.admission import Pass
+from paceline.drivers.served.admission import Credential
 from paceline.drivers.served.connection import (
     ConnectionLost,
     IncomingModel,
@@ -110,7 +110,7 @@ class Worker:
         self.draw = 0
         self.first_sample = 0  # where the next batch begins, where batches are by speed
         self._credentials = worker_credentials(tls) if tls is not None else None
-        self._pass = None if tls is not None else Pass(self.address, run)
+        self._shown = None if tls is not None else Credential(self.address, run)
         self._patience_seconds = patience_seconds
         self._without_progress_since: float | None = None  # when the server was first lost after the last model
         self._wish, self._local = wish, local
@@ -358,7 +358,7 @@ class Worker:
 
     def _open_connection(self, answer_seconds: float) -> ServerConnection:
         wish = self._welcome.worker if self._welcome is not None else self._wish
-        address, token = (self.address, "") if self._pass is None else self._pass.find()
+        address, token = (self.address, "") if self._shown is None else self._shown.find()
         hello = Hello(
             protocol=PROTOCOL,
             wish=wish,
@@ -375,7 +375,7 @@ class Worker:
                 met_before=self._welcome is not None,
             )
         except WorkerRefused as error:
-            if self._pass is not None and self._pass.find() != (address, token):  # a server that has only just begun
+            if self._shown is not None and self._shown.find() != (address, token):  # a server that has only just begun
                 raise ConnectionLost(str(error)) from None
             raise
         try:
