@@ -189,7 +189,7 @@ def test_a_forward_pass_before_the_first_batch_is_refused():
 
 def test_a_loader_is_no_data_set():
     _, balance = one()
-    with pytest.raises(TypeError, match="give Balance.sampler the data set, not a loader"):
+    with pytest.raises(TypeError, match=r"give Balance\.sampler the data set, not a loader"):
         balance.sampler(DataLoader(DATA, batch_size=4))
 
 

@@ -17,7 +17,7 @@ from torch import nn
 
 import paceline
 from paceline.drivers.served import admission
-from paceline.drivers.served.admission import KEY, Guard, Credential, links_of_user, token
+from paceline.drivers.served.admission import KEY, Credential, Guard, links_of_user, token
 from paceline.drivers.served.connection import WorkerRefused
 from paceline.drivers.served.messages import PROTOCOL, Hello
 from paceline.drivers.served.security import AddressError
