@@ -41,6 +41,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from paceline.data.pruning import PRUNINGS
 from paceline.data.pruning.epoch import BatchLayout
+from paceline.data.pruning.groups import GroupOf
 from paceline.data.pruning.ranks import TIMEOUT_SECONDS
 from paceline.data.pruning.sampler import FinePruning, InfoBatch
 from paceline.huggingface.checkpoints import RankStateError, load_rank_state_together, save_with_checkpoints
@@ -57,6 +58,7 @@ PART = "pruning"
 INFO_BATCH = "info-batch"
 FINE_PRUNING = "fine-pruning"
 SETTINGS = {name: entry.settings for name, entry in PRUNINGS.items()}
+SETTINGS[FINE_PRUNING] += ("protect",)
 KEPT = (  # settings of the user's loader that ours has too
     "collate_fn",
     "num_workers",
@@ -84,6 +86,7 @@ def prune(
     prune: float | int | None = None,
     tolerance: float | None = None,
     window_at: Sequence[int] | None = None,
+    protect: str | GroupOf | None = None,
     seed: int | None = None,
     base: Iterable[int] | None = None,
     losses: Losses | None = None,
@@ -118,6 +121,7 @@ def prune(
         "prune": prune,
         "tolerance": tolerance,
         "window_at": window_at,
+        "protect": protect,
     }
     part = TrainerPruning(trainer, policy, given, seed, base, losses, timeout_seconds)
     add_part(trainer, PART, part)
@@ -199,7 +203,7 @@ class TrainerPruning:
             epochs = math.ceil(args.max_steps / math.ceil(batches / args.gradient_accumulation_steps))
         make: Any = InfoBatch if self.policy == INFO_BATCH else FinePruning
         sampler: InfoBatch | FinePruning = make(
-            len(data),
+            data,
             batch_size=self._trainer._train_batch_size,
             epochs=epochs,
             seed=self._seed,

@@ -10,7 +10,7 @@ own shard where a script counts epochs, and a "draw" is one batch of a worker, c
     fine_pruning    data fine-pruning                  epoch      one epoch's order, batches, weights and losses
     info_batch      InfoBatch                          passes     which batches were handed out and observed
     plan            what a run will save               ranks      how ranks agree on all of it
-                                                       order      the batches of a worker of a recipe
+    groups          what each class of samples loses   order      the batches of a worker of a recipe
                                                        watched    losses of a few samples over the epochs
 
 A policy is its file and one line in `PRUNINGS`. Importing this package loads neither torch nor a policy.

@@ -24,6 +24,8 @@ of 200 epochs. There "e mod window" is how many epochs a window has had before e
     window_at 60, 120, 160        0 ........ 60 ........ 120 ..... 160 ...........
     number of the window               0          1           2          3
 
+Samples may be in groups of which each loses its share and no more (groups.py): then the highest counts of each sit out.
+
 Counts are kept for one window; `judge` clears them at the first losses of the next, so `decide` has no side effect.
 The samples to prune are found by a histogram of the counts, without sorting: it gives the count of the last sample that
 is pruned, and random numbers decide only between the samples with just that count.
@@ -32,10 +34,11 @@ is pruned, and random numbers decide only between the samples with just that cou
 from __future__ import annotations
 
 import bisect
+import functools
 import itertools
 import math
 import numbers
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from typing import Any, ClassVar
@@ -44,6 +47,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.data.pruning import EPOCHS_STARTING_POINT, EPOCHS_WINDOW
+from paceline.data.pruning.groups import Groups
 from paceline.data.pruning.policy import (
     CHUNK,
     Decision,
@@ -202,14 +206,25 @@ class FinePolicy(Policy):
 
     name: ClassVar[str] = "fine-pruning"
 
-    def __init__(self, samples: int, schedule: FineSchedule, *, tolerance: float = 0.0, seed: int = 0) -> None:
+    def __init__(
+        self,
+        samples: int,
+        schedule: FineSchedule,
+        *,
+        tolerance: float = 0.0,
+        seed: int = 0,
+        protected: Groups | None = None,
+    ) -> None:
         super().__init__(samples, seed=seed)
         if finite_number("tolerance", tolerance) < 0:
             raise ValueError(f"tolerance must be at least 0 (tolerance={tolerance})")
         self.schedule, self.tolerance = schedule, float(tolerance)
         schedule.prune_num(samples)  # refuses to leave no sample
         self.counts = np.zeros(samples, np.uint16)
+        self._protected = protected
         self.settings = _plain_settings(schedule) | {"tolerance": self.tolerance}
+        if protected is not None:
+            self.settings |= {"protect": len(protected.names)}
         self._counts_of = 0  # the window that the counts are of
 
     @property
@@ -225,21 +240,19 @@ class FinePolicy(Policy):
         return Decision(keep=self._keep(epoch))
 
     def _keep(self, epoch: int) -> NDArray[np.bool_]:
-        holders = np.zeros(int(self.counts.max()) + 1, np.int64)
-        for part in chunks(self.samples):
-            holders += np.bincount(self.counts[part], minlength=len(holders))
-        at_least = np.cumsum(holders[::-1])[::-1]  # how many samples have this count or more
-        cut = int(np.flatnonzero(at_least >= self.prune_num)[-1])
-        keep = self.counts < cut
-        surplus = int(at_least[cut]) - self.prune_num  # of those at the cut, so many may stay
-        if surplus:
-            tied = self.counts == cut
-            keep[tied] = lowest(self.tie_lots(epoch, int(holders[cut])), surplus)
+        if self._protected is None:
+            return fewest_counts(self.counts, self.prune_num, lambda tied: self.tie_lots(epoch, tied))
+        keep = np.ones(self.samples, np.bool_)
+        for group, number in enumerate(self._protected.quotas(self.prune_num).tolist()):
+            if number:
+                members = np.flatnonzero(self._protected.numbers == group)
+                draw = functools.partial(self.tie_lots, epoch, purpose=f"ties of group {group}")
+                keep[members] = fewest_counts(self.counts[members], number, draw)
         return keep
 
-    def tie_lots(self, epoch: int, tied: int) -> NDArray[np.uint32]:
+    def tie_lots(self, epoch: int, tied: int, *, purpose: str = "ties") -> NDArray[np.uint32]:
         """Return a random number for each tied sample, in the order of their indices; the lowest are kept."""
-        return self.generator("ties", epoch).integers(1 << 32, size=tied, dtype=np.uint32)
+        return self.generator(purpose, epoch).integers(1 << 32, size=tied, dtype=np.uint32)
 
     def judge(self, epoch: int, samples: Indices, losses: NDArray[np.float32], ends: Indices) -> None:
         """Count samples that are above their batch's mean; a sample that comes twice counts once."""
@@ -293,6 +306,27 @@ def _plain_settings(schedule: FineSchedule) -> dict[str, Any]:
     starts = list(plain.pop("window_at"))
     plain = {name: np.asarray(value).item() for name, value in plain.items()}
     return {"window_at": starts} | {name: plain[name] for name in plain if name != "window"} if starts else plain
+
+
+def fewest_counts(
+    counts: NDArray[np.uint16], number: int, draw: Callable[[int], NDArray[np.uint32]]
+) -> NDArray[np.bool_]:
+    """Mark all but the `number` highest counts; `draw` gives lots for those at the cut, the lowest of which stay.
+
+    >>> fewest_counts(np.array([3, 1, 3, 0], np.uint16), 1, lambda tied: np.arange(tied, dtype=np.uint32))
+    array([ True,  True, False,  True])
+    """
+    holders = np.zeros(int(counts.max()) + 1, np.int64)
+    for part in chunks(len(counts)):
+        holders += np.bincount(counts[part], minlength=len(holders))
+    at_least = np.cumsum(holders[::-1])[::-1]  # how many samples have this count or more
+    cut = int(np.flatnonzero(at_least >= number)[-1])
+    keep: NDArray[np.bool_] = counts < cut
+    surplus = int(at_least[cut]) - number  # of those at the cut, so many may stay
+    if surplus:
+        tied = counts == cut
+        keep[tied] = lowest(draw(int(holders[cut])), surplus)
+    return keep
 
 
 def lowest(lots: NDArray[np.uint32], number: int) -> NDArray[np.bool_]:

@@ -54,6 +54,7 @@ from paceline.data.pruning.epoch import (
     with_tensors,
 )
 from paceline.data.pruning.fine_pruning import FinePolicy, FineSchedule
+from paceline.data.pruning.groups import GroupOf, Groups, find_groups
 from paceline.data.pruning.info_batch import InfoPolicy
 from paceline.data.pruning.passes import AbandonedPasses, OutstandingBatches
 from paceline.data.pruning.plan import PruningPlan, plan_fine, plan_info
@@ -104,10 +105,11 @@ class PrunedBatches(Sampler[list[int]]):
         drop_last: bool = False,
         find_ranks: FindRanks = single_process,
         watch: Iterable[int] = (),
+        groups: Groups | None = None,
     ) -> None:
         self.batch_size, self.drop_last = whole_number("batch_size", batch_size, least=1), bool(drop_last)
         self.epochs = None if epochs is None else whole_number("epochs", epochs, least=1)
-        self._policy = policy
+        self._policy, self._groups = policy, groups  # groups: of which it is told if one loses more than its share
         self._watched = WatchedLosses(watch, samples=policy.samples)
         self._base = None if base is None else BaseSampler(base, samples=policy.samples)
         self._find_ranks = find_ranks
@@ -232,6 +234,8 @@ class PrunedBatches(Sampler[list[int]]):
             )
         if self._losses is None:
             self._losses = EpochLosses(prepared.order)
+        if self._groups is not None and prepared.keep is not None and prepared.layout.rank == 0:
+            self._groups.warn_of_unequal_shares(prepared.keep, stacklevel=4)
         whole = self._policy.population if self._base is None else self._base.population
         self._share_sitting_out = max(0.0, 1 - len(prepared.order) / whole) if whole else 0.0
         self._pass = OutstandingBatches(batches=prepared.steps, first=self._resume_at)
@@ -630,6 +634,10 @@ class FinePruning(PrunedBatches):
     windows of one length: those at which your learning rate changes. The losses of the samples in `watch` are kept,
     epoch by epoch, in `loss_history`.
 
+    On imbalanced data those with high losses are the rare cases. Where the data set says its targets, it is warned of
+    once if a class, or the lowest or highest tenth of numbers, loses more than twice its share. `protect="classes"`
+    takes the same share of each class, and a function of a sample's number the same share of each group that it says.
+
     >>> import torch
     >>> pruning = FinePruning(8, batch_size=4, window=6, starting_point=2, block=2, count=2, prune=0.25)
     >>> for epoch in range(2):
@@ -658,6 +666,7 @@ class FinePruning(PrunedBatches):
         prune: float | int = 0.3,
         tolerance: float = 0.0,
         window_at: Sequence[int] = (),
+        protect: str | GroupOf | None = None,
         watch: Iterable[int] = (),
         seed: int = 0,
         base: Iterable[int] | None = None,
@@ -680,7 +689,10 @@ class FinePruning(PrunedBatches):
             count=count,
             prune=prune,
         )
-        policy = FinePolicy(count_of(samples, type(self).__name__), self.schedule, tolerance=tolerance, seed=seed)
+        number = count_of(samples, type(self).__name__)
+        groups = find_groups(samples, number, protect)
+        protected = None if protect is None else groups
+        policy = FinePolicy(number, self.schedule, tolerance=tolerance, seed=seed, protected=protected)
         finder = GroupFinder(rank, world_size, process_group, timeout_seconds)
         super().__init__(
             policy,
@@ -690,6 +702,7 @@ class FinePruning(PrunedBatches):
             drop_last=drop_last,
             find_ranks=finder,
             watch=watch,
+            groups=groups if protect is None else None,
         )
         kept = policy.samples - policy.prune_num
         if drop_last and base is None and kept < self.batch_size:

@@ -1,0 +1,150 @@
+"""Groups of samples, and what pruning takes from each: classes, the tails of a target, or groups of a script's own.
+
+Fine-pruning lets samples with high losses sit out. Where classes are of unequal sizes, or a target has rare values,
+those are the rare cases:
+
+    class        7,000 cats    300 foxes         prune=0.3: 2,190 samples sit out
+    sit out      1,980 (28 %)  210 (70 %)        more than twice their share: warned of, once
+    protected    2,100 (30 %)   90 (30 %)        protect="classes"
+
+A small group may lose twice its share by chance; what is warned of is also four standard deviations from a fair draw.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Hashable
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data import Subset, TensorDataset
+
+CLASSES = "classes"
+TAIL = 0.1  # the lowest and the highest tenth of a target
+TIMES_ITS_SHARE, DEVIATIONS = 2.0, 4.0
+GroupOf = Callable[[int], Hashable]
+"""Says which group a sample is in, by its number."""
+
+
+class Groups:
+    """A group for each sample: `numbers` of the groups, and their `names`.
+
+    >>> groups = Groups.of_targets(np.array([0, 0, 0, 1]))
+    >>> groups.names, groups.numbers
+    (('class 0', 'class 1'), array([0, 0, 0, 1]))
+    """
+
+    MOST_NAMED: ClassVar[int] = 3
+
+    def __init__(self, numbers: NDArray[np.intp], names: tuple[str, ...], remedy: str) -> None:
+        self.numbers, self.names = numbers, names
+        self._sizes = np.bincount(numbers, minlength=len(names))
+        self._remedy, self._warned = remedy, False
+
+    @classmethod
+    def of_targets(cls, targets: NDArray[Any]) -> Groups:
+        """Return the classes of integers, words and truth values, or the tails of floating-point numbers."""
+        if targets.dtype.kind == "f":
+            low, high = np.nanquantile(targets, (TAIL, 1 - TAIL))
+            numbers = np.where(targets < low, 0, np.where(targets > high, 2, 1))
+            names = (f"the targets below {low:.4g}", "the other targets", f"the targets above {high:.4g}")
+            return cls(numbers, names, "protect=..., a function that says which group a sample is in by its number,")
+        kinds, numbers = np.unique(targets, return_inverse=True)
+        return cls(numbers, tuple(f"class {kind}" for kind in kinds), 'protect="classes"')
+
+    @classmethod
+    def by(cls, group_of: GroupOf, samples: int) -> Groups:
+        """Return the groups that a function says, asked once for each sample.
+
+        >>> Groups.by(lambda sample: sample < 2, 5).numbers
+        array([0, 0, 1, 1, 1])
+        """
+        known: dict[Hashable, int] = {}
+        numbers = np.fromiter((known.setdefault(group_of(sample), len(known)) for sample in range(samples)), np.intp)
+        return cls(numbers, tuple(f"group {name}" for name in known), "")
+
+    def quotas(self, number: int) -> NDArray[np.int64]:
+        """Return how many of each group sit out where `number` of all do: its share, and the rest from the largest.
+
+        >>> Groups.by(lambda sample: sample >= 7, 10).quotas(4)
+        array([3, 1])
+        """
+        quotas = self._sizes.astype(np.int64) * number // len(self.numbers)
+        rest = number - int(quotas.sum())
+        quotas[np.argsort(-self._sizes, kind="stable")[:rest]] += 1
+        return quotas
+
+    def warn_of_unequal_shares(self, keep: NDArray[np.bool_], stacklevel: int) -> None:
+        """Warn, once, where a group loses more than twice its share in an epoch in which `keep` takes part."""
+        lost = np.bincount(self.numbers[~keep], minlength=len(self.names))
+        share = 1 - np.count_nonzero(keep) / len(keep)
+        fair = self._sizes * share
+        unfair = (lost > TIMES_ITS_SHARE * fair) & (lost - fair > DEVIATIONS * np.sqrt(fair * (1 - share)))
+        if self._warned or not unfair.any():
+            return
+        self._warned = True
+        worst = np.flatnonzero(unfair)
+        worst = worst[np.argsort(-lost[worst] / self._sizes[worst], kind="stable")]
+        named = [f"{lost[i]:,} of {self._sizes[i]:,} of {self.names[i]}" for i in worst[: self.MOST_NAMED]]
+        more = f", and of {len(worst) - len(named)} more" if len(worst) > len(named) else ""
+        warnings.warn(
+            f"fine-pruning lets {', '.join(named)}{more} sit out, and {share:.0%} of all samples: it takes those with "
+            f"high losses, which are the rare cases here. {self._remedy} takes the same share of each group; InfoBatch "
+            "leaves out low losses instead",
+            stacklevel=stacklevel + 1,
+        )
+
+
+def find_groups(data: Any, samples: int, protect: str | GroupOf | None) -> Groups | None:
+    """Return the groups that are to be protected, or, with `protect=None`, those that can be looked at; None if none.
+
+    >>> find_groups(range(4), 4, None) is None
+    True
+    >>> find_groups(range(4), 4, "classes")
+    Traceback (most recent call last):
+    ValueError: protect='classes' needs the class of each sample, and range has no targets: give ...
+    """
+    if protect is not None and protect != CLASSES:
+        if not callable(protect):
+            raise ValueError(
+                f"protect must be {CLASSES!r}, or a function that says which group a sample is in by its number "
+                f"(protect={protect!r})"
+            )
+        return Groups.by(protect, samples)
+    targets = targets_of(data)
+    if targets is None or targets.shape != (samples,) or targets.dtype.kind not in "biufUS":
+        targets = None
+    if protect == CLASSES and (targets is None or targets.dtype.kind == "f"):
+        found = "targets that are no classes" if targets is not None else "no targets"
+        raise ValueError(
+            f"protect={CLASSES!r} needs the class of each sample, and {type(data).__name__} has {found}: give a "
+            "function, protect=lambda sample: ..., or a data set with `targets`, one whole number or word each"
+        )
+    return None if targets is None else Groups.of_targets(targets)
+
+
+def targets_of(data: Any) -> NDArray[Any] | None:
+    """Return the targets of a data set without loading a sample; None where they stand at no usual place.
+
+    They stand in `targets` or `labels`, in the last tensor of a TensorDataset, or in the column `label` or `labels`.
+
+    >>> import torch
+    >>> targets_of(Subset(TensorDataset(torch.zeros(3, 2), torch.tensor([5, 6, 7])), [2, 0]))
+    array([7, 5])
+    """
+    if isinstance(data, Subset):
+        whole = targets_of(data.dataset)
+        return None if whole is None else whole[np.asarray(data.indices)]
+    if isinstance(data, TensorDataset):
+        found: Any = data.tensors[-1] if len(data.tensors) > 1 else None
+    else:
+        columns = getattr(data, "column_names", None)
+        column = next((name for name in ("label", "labels") if name in columns), None) if columns else None
+        found = data[column] if column else getattr(data, "targets", getattr(data, "labels", None))
+    if found is None or callable(found):
+        return None
+    try:
+        return np.asarray(found.cpu() if hasattr(found, "cpu") else found)
+    except (TypeError, ValueError):  # rows of unequal lengths, say
+        return None
