@@ -21,7 +21,7 @@ import torch
 
 from benchmarks.overhead_sides import network
 from paceline.codecs.naming import parse_codec
-from paceline.drivers.served.admission import Pass
+from paceline.drivers.served.admission import Credential
 from paceline.drivers.served.connection import IncomingModel, ServerConnection, TrainingOver
 from paceline.drivers.served.handover import Slot, fetch_slots
 from paceline.drivers.served.messages import (
@@ -191,7 +191,7 @@ class Discarded(IncomingModel):
 
 
 def _stand_in(address: str, signature: str, payload: torch.Tensor, number: int, case: Case) -> None:
-    who, token = f"stand-in pid {os.getpid()}", Pass(address, None).find()[1]
+    who, token = f"stand-in pid {os.getpid()}", Credential(address, None).find()[1]
     hello = Hello(protocol=PROTOCOL, wish=number, threads=1, host=who, token=token)
     connection = ServerConnection(address, hello, answer_seconds=120.0)
     welcome, draw = connection.welcome, connection.welcome.first_draw

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from paceline import PacelineError
 from paceline.quantities import (
@@ -48,6 +51,39 @@ def test_what_is_not_known_is_a_dash_in_a_table() -> None:
 def test_times_of_the_calendar_change_their_unit_at_its_edge() -> None:
     texts = [calendar_text(seconds) for seconds in (59.99, 60, 3599, 3600, 86_399, 86_400)]
     assert texts == ["59.99 s", "1 min 00 s", "59 min 59 s", "1 h 00 min", "23 h 59 min", "1 d 00 h"]
+
+
+@given(st.floats(0, 1e15))
+def test_no_part_of_a_quantity_is_a_whole_of_the_next_unit(value: float) -> None:
+    """119.6 s were "1 min 60 s", and 999,999 bytes "1000.0 kB"; above the largest unit numbers go on."""
+    assert not re.search(r"\b60(\.00)? (s|min)|\b24 h", calendar_text(value))
+    for text, largest in (
+        (duration_text(value), "s"),
+        (duration_text(value, trim=True), "s"),
+        (size_text(value), "GB"),
+        (count_text(value), "T"),
+    ):
+        number, unit = re.fullmatch(r"([\d.,e+-]+) ?(\D*)", text).groups()  # type: ignore[union-attr]
+        assert unit in (largest, "") or float(number) < 1000, text
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (calendar_text(119.6), "2 min 00 s"),
+        (calendar_text(59.996), "1 min 00 s"),
+        (calendar_text(3599.7), "1 h 00 min"),
+        (size_text(999_999), "1.0 MB"),
+        (size_text(999_949), "999.9 kB"),
+        (duration_text(0.99996), "1.00 s"),
+        (duration_text(999.7e-6, trim=True), "1 ms"),
+        (count_text(999_600), "1.0M"),
+        (count_text(999_940_000), "999.9M"),
+        (seconds_text(999.96), "1,000"),
+    ],
+)
+def test_a_number_just_below_a_unit_is_written_in_that_unit(text: str, found: str) -> None:
+    assert text == found
 
 
 @pytest.mark.parametrize("text", ["", "2", "GB", "-1GB", "0GB", "1.2.3GB", "1e999GB", "2 XB", "two GB"])

@@ -61,7 +61,7 @@ def photograph(
     if browser is None:
         sys.exit("no chromium, chromium-browser or google-chrome on the path")
     text = page.read_text(encoding="utf-8")
-    text = text.replace("default-src 'none'; style-src", "default-src 'none'; script-src 'unsafe-inline'; style-src")
+    text = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", text)  # it would stop our script as well
     with tempfile.TemporaryDirectory() as folder:
         frame = Path(folder, "frame.html")
         Path(folder, "page.html").write_text(

@@ -43,7 +43,7 @@ def seconds_text(seconds: float | None) -> str:
     if seconds >= 1e6:
         return f"{seconds:.1e}"
     if seconds >= 10:
-        return f"{seconds:.1f}" if seconds < 1000 else f"{seconds:,.0f}"
+        return f"{seconds:.1f}" if seconds < 999.95 else f"{seconds:,.0f}"
     return f"{seconds:.2f}" if seconds >= 1 else f"{seconds:.3f}"
 
 
@@ -55,7 +55,7 @@ def duration_text(seconds: float, *, trim: bool = False) -> str:
     >>> duration_text(0.0000123, trim=True), duration_text(1.2, trim=True)
     ('12.3 us', '1.2 s')
     """
-    unit, scale = time_unit(seconds)
+    unit, scale = time_unit(float(f"{seconds:.2e}"))  # as it will be written: 999.96 ms are a second
     value = seconds / scale
     if trim:
         return f"{value:.3g} {unit}" if value < 999.5 else f"{value:.0f} {unit}"
@@ -70,8 +70,9 @@ def calendar_text(seconds: float) -> str:
     ('59.50 s', '1 h 01 min', '2 d 07 h', '-3.00 s')
     """
     sign, rest = ("-" if seconds < 0 else ""), abs(seconds)
-    if rest < MINUTE:
+    if round(rest, 2) < MINUTE:
         return f"{sign}{rest:.2f} s"
+    rest = round(rest)
     if rest < HOUR:
         return f"{sign}{rest // MINUTE:.0f} min {rest % MINUTE:02.0f} s"
     if rest < DAY:
@@ -97,8 +98,11 @@ def size_text(number_of_bytes: float) -> str:
     >>> size_text(512), size_text(2_500_000), size_text(3_000_000_000)
     ('512 B', '2.5 MB', '3.0 GB')
     """
-    unit, scale = size_unit(number_of_bytes)
-    return f"{number_of_bytes / scale:.1f} {unit}" if scale > 1 else f"{number_of_bytes:.0f} B"
+    for unit, scale in reversed(SIZE_UNITS):
+        text = f"{number_of_bytes / scale:.{0 if unit == 'B' else 1}f}"
+        if abs(float(text)) < 1000:
+            break
+    return f"{text} {unit}"
 
 
 def size_unit(most_bytes: float) -> tuple[str, float]:
@@ -121,7 +125,11 @@ def count_text(count: float) -> str:
     """
     if count < 99_999.5:
         return f"{count:,.0f}"
-    return next((f"{count / size:.1f}{unit}" for unit, size in COUNT_UNITS if count >= size), f"{count / 1e3:.0f}k")
+    for unit, size in (("k", 1e3), *reversed(COUNT_UNITS)):
+        text = f"{count / size:.{0 if unit == 'k' else 1}f}"
+        if float(text) < 1000:
+            break
+    return f"{text}{unit}"
 
 
 def exact_count_text(count: float) -> str:

@@ -23,7 +23,7 @@ import torch
 
 from paceline.codecs import Identity
 from paceline.codecs.payload import HEADER_BYTES
-from paceline.drivers.served.admission import Pass
+from paceline.drivers.served.admission import Credential
 from paceline.drivers.served.job import work
 from paceline.drivers.served.messages import (
     PREFIX_BYTES,
@@ -74,7 +74,7 @@ class Peer:
         self._lock = threading.Lock()  # TLS is for one thread at a time
         self.ended = None
         self.welcome = self.model = None
-        self._pass = Pass(address, None)
+        self._credential = Credential(address, None)
         self._socket = connect(address)
         self._tls = credentials is not None
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -123,7 +123,7 @@ class Peer:
 
     def say(self, message, body=b""):
         if isinstance(message, Hello) and not message.token:  # it is of the server's user, unless it says otherwise
-            message = dataclasses.replace(message, token=self._pass.find()[1])
+            message = dataclasses.replace(message, token=self._credential.find()[1])
         self.say_bytes(encode(message, body))
 
     def say_bytes(self, frame):

@@ -159,6 +159,17 @@ def test_a_race_is_drawn_on_laptop_and_phone(tmp_path: Path, scheme: str) -> Non
         assert found["hiddenLines"] == 3  # full: two seeds and their mean
 
 
+def test_a_script_that_came_by_a_name_would_not_be_run(tmp_path: Path) -> None:
+    """Text is escaped; where it were not, the policy allows two scripts alone."""
+    page = report_html(race(rounds=6)).replace("<main>", "<main><script>hacked = 1</script><p onclick='1'></p>", 1)
+    found = opened(tmp_path, {"page": (page, WIDTHS["laptop"])})["page"]
+    assert not found["hacked"]
+    assert found["errors"]
+    assert set(found["errors"]) == {"blocked inline"}
+    assert found["charts"]
+    assert all(chart["traces"] == chart["expected"] for chart in found["charts"].values())
+
+
 def test_odd_traces_and_hostile_names_are_drawn_on_a_phone(tmp_path: Path) -> None:
     hostile = replace(synchronous("full", rounds=6), strategy=HOSTILE)
     pages = {name.replace(" ", "-"): report_html(EDGES[name]) for name in ("diverged", "1000 workers", "one worker")}

@@ -120,6 +120,7 @@ def test_the_page_asks_the_network_for_nothing() -> None:
     assert not re.search(r"""(src|href|action|data|poster|srcset)\s*=\s*["']?\s*(https?:)?//""", own, re.I)
     assert not re.search(r"@import|url\(|<link|<iframe|<object|<embed|fetch\(|XMLHttpRequest", own, re.I)
     assert "default-src 'none'" in own
+    assert re.search(r"script-src( 'sha256-[^']+'){2};", own)  # page.js, and the library that it unpacks
     # What npm has as plotly.js-basic-dist-min 4.1.1, unchanged.
     library = unpacked(page, "plotly")
     assert "* plotly.js (basic - minified) v4.1.1" in library

@@ -35,7 +35,7 @@ from paceline.errors import PacelineError
 POLL_SECONDS = (0.005, 0.1)  # at first, and at most
 SLICE_SECONDS = 0.1  # of a wait for the thread that asks, between two looks at what else is known
 ANSWER_SECONDS = 5.0  # for the last answers of a store, after the limit of a gather
-LINGER_SECONDS = 1.0  # for which the rank that keeps the store stays when it has given up, so that others hear of it
+LINGER_SECONDS = 1.0  # for which a rank that has given up stays at most, so that the others hear of it
 T = TypeVar("T")
 CAME, FAILED, LATE = "came", "left", "late"
 LEFT = 1 << 40  # more than all ranks will ever come to
@@ -186,12 +186,14 @@ class StoreGather:
             poll_seconds = min(2 * poll_seconds, POLL_SECONDS[1])
 
     def _take_back(self, number: int) -> None:
-        """Count as not come; the rank that keeps the store stays until those that have come have heard of it."""
+        """Count as not come, and stay until those that have come have heard of it.
+
+        Else the store could end before they have, or this rank could come again and take an old error for a new one.
+        """
         self._store.delete_key(f"{number}/{self.rank}")
         self._store.add(f"{CAME}/{self.rank}", -1)
         waiting, deadline = self._store.add(CAME, -1), time.monotonic() + LINGER_SECONDS
-        keeps = self._ranks[self.rank] == 0 and not launcher_keeps_store()
-        while keeps and waiting % LEFT > number * self.world and time.monotonic() < deadline:
+        while waiting % LEFT > number * self.world and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS[0])
             waiting = self._store.add(CAME, 0)
 

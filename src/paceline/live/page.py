@@ -7,12 +7,10 @@ address alone.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from importlib.resources import files
 
 from paceline.reports.chart import PAGE_COLOURS
-from paceline.reports.page import asset, colour_variables
+from paceline.reports.page import asset, colour_variables, content_hash
 
 
 def live_page() -> tuple[bytes, str]:
@@ -26,7 +24,7 @@ def live_page() -> tuple[bytes, str]:
     script = _own("live.js")
     page = _own("live.html").replace("{{ style }}", style).replace("{{ script }}", script)
     policy = (
-        f"default-src 'none'; connect-src 'self'; style-src {_hash(style)}; script-src {_hash(script)}; "
+        f"default-src 'none'; connect-src 'self'; style-src {content_hash(style)}; script-src {content_hash(script)}; "
         "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
     return page.encode(), policy
@@ -34,7 +32,3 @@ def live_page() -> tuple[bytes, str]:
 
 def _own(name: str) -> str:
     return (files("paceline.live") / "assets" / name).read_text(encoding="utf-8")
-
-
-def _hash(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
