@@ -174,7 +174,30 @@ def undecided_row():
     return nn.Sequential(nn.Linear(4, 6), Undecided(), nn.Dropout(0.2), nn.Linear(6, 3))
 
 
+class DropPath(nn.Module):
+    """A residual branch that is left out of some samples, as in Swin and ConvNeXt; two ways to draw who."""
+
+    def __init__(self, share: float, floored: bool) -> None:
+        super().__init__()
+        self.kept, self.floored, self.inner = 1 - share, floored, nn.Linear(4, 4)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return the inputs, plus the branch of most samples."""
+        branch = self.inner(inputs).relu()
+        if not self.training:
+            return inputs + branch
+        if self.floored:
+            return inputs + branch.div(self.kept) * torch.floor(self.kept + torch.rand(len(inputs), 1))
+        return inputs + branch * branch.new_empty(len(inputs), 1).bernoulli_(self.kept).div_(self.kept)
+
+
+def drop_paths() -> nn.Sequential:
+    """Return both ways, one after the other."""
+    return nn.Sequential(DropPath(0.3, False), DropPath(0.2, True), nn.Linear(4, 2))
+
+
 ZOO = {
+    "drop-path": (drop_paths, lambda: (torch.randn(6, 4),)),
     "mlp": (mlp, lambda: (torch.randn(6, 4),)),
     "residual": (residual_net, lambda: (torch.randn(6, 3, 6, 6),)),
     "unrolled": (Unrolled, lambda: (torch.randn(6, 5, 3),)),

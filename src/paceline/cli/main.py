@@ -113,11 +113,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if arguments is None and os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # as `python -m paceline` has it: code of a user's own may import its neighbours
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
-        return exit_code(lambda: _dispatch(given), debug="--debug" in given)
+        return exit_code(lambda: _dispatch(given, may_import=arguments is None), debug="--debug" in given)
+
+
+def _may_import_from_here() -> None:
+    """Let code of a user's own import its neighbours, as `python -m paceline` does."""
+    try:
+        here = os.getcwd()
+    except FileNotFoundError:
+        raise UsageError("the current folder was deleted: change to one that is there (cd)") from None
+    if here not in sys.path:
+        sys.path.append(here)
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
@@ -172,7 +180,9 @@ def _where_to_look(error: Exception) -> str:
     return "; --debug shows more" if raised_in(error) else " (a bug in paceline or in your model; --debug shows where)"
 
 
-def _dispatch(given: list[str]) -> int:
+def _dispatch(given: list[str], *, may_import: bool) -> int:
+    if may_import:
+        _may_import_from_here()
     if given[:1] == ["help"]:
         given = [*given[1:], "--help"]
     if not given or given[0] in HELP:

@@ -22,8 +22,11 @@ they do to a model:
     dropout(x, p, True), lstm(..., train=True, ...) ->  training
     attention(q, k, v, dropout_p)                   ->  dropout_p * training
     num_batches_tracked += 1                        ->  += training
+    bernoulli_(mask, p), floor(p + rand)            ->  p, unless training
 
-Python's own branches (`if self.training: ...`) are decided when the graph is traced; nothing can bring them back.
+The last are what drop path (stochastic depth) does, behind `if not self.training: return x`: it divides by p, so its mean
+in place of a mask leaves x as it is. All other branches of Python's own (`if self.training: ...`) are decided when the
+graph is traced; nothing can bring them back.
 """
 
 from __future__ import annotations
@@ -372,6 +375,14 @@ def follow_training(graph: fx.Graph) -> None:
     """
     for node in list(graph.nodes):
         if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+            if (mean := _mean_of_mask(node)) is not None:
+                with graph.inserting_after(node):
+                    mask = graph.call_function(mask_or_mean, (node, mean))
+                node.replace_all_uses_with(mask, delete_user_cb=lambda user, mask=mask: user is not mask)
+                with graph.inserting_before(mask):
+                    trains = graph.create_node("get_attr", TRAINING)
+                trains.meta[TRAINING] = True
+                mask.args, mask.meta = (node, mean, trains), dict(node.meta)
             for position, value in _training_flags(node, node.target):
                 with graph.inserting_before(node):
                     flag: Any = graph.create_node("get_attr", TRAINING)
@@ -388,6 +399,27 @@ def is_training_flag(node: fx.Node) -> bool:
     False
     """
     return TRAINING in node.meta
+
+
+def mask_or_mean(mask: torch.Tensor, mean: float, training: bool) -> torch.Tensor:
+    """Return a random mask where a model trains, and its mean where it does not.
+
+    >>> mask_or_mean(torch.tensor([0.0, 1.0]), 0.9, False)
+    tensor([0.9000, 0.9000])
+    """
+    return mask if training else torch.full_like(mask, mean)
+
+
+def _mean_of_mask(node: fx.Node) -> float | None:
+    """Return the share of ones of a mask of zeros and ones that is drawn at random; None if a node makes none."""
+    aten = torch.ops.aten
+    share: Any = None
+    if node.target == aten.bernoulli_.float and len(node.args) > 1:
+        share = node.args[1]
+    elif node.target in (aten.floor.default, aten.floor_.default) and isinstance(drawn := node.args[0], fx.Node):
+        if drawn.target == aten.add.Tensor and getattr(drawn.args[0], "target", None) == aten.rand.default:
+            share = drawn.args[1]
+    return share if isinstance(share, float) and 0 < share < 1 else None
 
 
 def _training_flags(node: fx.Node, operation: torch._ops.OpOverload) -> list[tuple[int, Any]]:

@@ -152,7 +152,7 @@ def test_a_token_is_of_one_worker_and_no_other_key_makes_it(tmp_path):
     assert guard.admits(good)
     assert guard.admits(Credential("127.0.0.1:1", tmp_path).find()[1])
     assert Credential("127.0.0.1:1", tmp_path).find() != Credential("127.0.0.1:1", tmp_path).find()
-    for bad in ("", " ", "7f", good[:-1], good + "0", good.replace("7f ", "7e "), token(b"", "7f"), "ü" + good):
+    for bad in ("", " ", "7f", good[:-1], good + "0", good.replace("7f ", "7e "), token(b"", "7f"), "ü" + good, "\ud800 x"):
         assert not guard.admits(bad), bad
     again = Guard(tmp_path)
     assert not again.admits(good)  # a server that begins again has a key of its own
@@ -163,7 +163,7 @@ def test_a_token_is_of_one_worker_and_no_other_key_makes_it(tmp_path):
 def test_a_token_has_one_seat_at_a_time_and_nobody_takes_anothers(tmp_path):
     with serving(network(), tmp_path, rounds=1, most_workers=3) as (address, _):
         one, two, thief = (paceline.Worker(address, network(), wish=0, patience_seconds=20.0) for _ in range(3))
-        thief._pass._name = one._pass._name
+        thief._shown._name = one._shown._name
         with one, two:
             assert (one.number, two.number) == (0, 1)  # the same wish, of the same process
             with thief:  # for all that the server knows, it is the first one that has come back
