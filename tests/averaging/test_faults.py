@@ -24,6 +24,12 @@ def test_one_ranks_nan_is_told_to_all_and_merged_by_none(trio, codec, member, wh
     assert results[2]["finite"]
 
 
+def test_a_change_beyond_float16_is_not_called_infinite(trio):
+    for found in trio.do("poisoned", codec="float16", member="local-sgd", culprit=1, moved=1e6):
+        said = "NotFiniteError: rank 1: the change is not finite, or beyond the 65,504 that float16 carries"
+        assert found["said"].startswith(said)
+
+
 @pytest.mark.parametrize(
     ("codec", "plan"), [("qsgd", "gather"), ("one-bit", "two-step"), ("elias", "two-step"), ("bfloat16", "all-reduce")]
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 
 import pytest
@@ -147,3 +148,11 @@ def test_code_of_ones_own_is_asked_for_at_once_and_then_enough(folder, capsys):
     assert err.count("\n") == 1
     assert main(["replay", "run", *asked[1].split()]) == 0
     assert capsys.readouterr().out.startswith("identical: ")
+
+
+def test_a_current_folder_that_was_deleted_is_said(tmp_path):
+    (tmp_path / "gone").mkdir()
+    command = f"cd {tmp_path}/gone && rmdir {tmp_path}/gone && exec {sys.executable} -m paceline --version"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "paceline: error: the current folder was deleted: change to one that is there (cd)\n"

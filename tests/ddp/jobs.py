@@ -180,17 +180,16 @@ class HalfUsed(nn.Module):
         return self.sometimes(inputs) if dist.get_rank() else inputs
 
 
-def not_finite(codec, culprits):
+def not_finite(codec, culprits, factor="nan"):
     """Three steps; in the second the culprits have a NaN. What each step raised, and whether the step could go on."""
     model, compression = hooked(codec)
     optimiser = torch.optim.SGD(model.parameters(), lr=0.05)
     found, sizes = [], []
     for step, (inputs, targets) in enumerate(batches(3)):
-        if step == 1 and dist.get_rank() in culprits:
-            inputs = inputs * float("nan")
+        scale = float(factor) if step == 1 and dist.get_rank() in culprits else 1.0
         optimiser.zero_grad()
         try:
-            F.cross_entropy(model(inputs), targets).backward()
+            (scale * F.cross_entropy(model(inputs), targets)).backward()
         except Exception as error:
             cause = None if error.__cause__ is None else str(error.__cause__)
             found.append([type(error).__name__, str(error), cause, bool(gradient(model).isnan().any())])

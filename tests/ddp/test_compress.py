@@ -122,6 +122,14 @@ def test_a_gradient_that_is_not_finite_is_an_error_on_all_ranks_and_training_can
         assert result["shown"].endswith("1 left out)")
 
 
+def test_a_gradient_beyond_float16_is_not_called_infinite(pair):
+    for result in pair.do("not_finite", codec="float16", culprits=[1], factor="1e8"):
+        _, (kind, message, _, _), after = result["steps"]
+        assert kind == "NotFiniteError"
+        assert message.startswith("rank 1: the gradient is not finite, or beyond the 65,504 that float16 carries")
+        assert after is None
+
+
 @pytest.mark.parametrize(
     ("codec", "plan"),
     [

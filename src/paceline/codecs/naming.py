@@ -125,6 +125,17 @@ def inner_of(codec: Codec) -> Codec:
     return inner
 
 
+def unsendable(codec: Codec) -> str:
+    """Return what a vector is that cannot be sent: for others not to be told that a finite number is none.
+
+    >>> unsendable(parse_codec("qsgd")), unsendable(parse_codec("float16"))
+    ('not finite', 'not finite, or beyond the 65,504 that float16 carries (bfloat16 has the range of float32),')
+    """
+    if type(inner_of(codec)).__name__ != "Float16":
+        return "not finite"
+    return "not finite, or beyond the 65,504 that float16 carries (bfloat16 has the range of float32),"
+
+
 def text_of(codec: Codec) -> str:
     """Return the text that names a codec.
 

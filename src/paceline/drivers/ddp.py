@@ -51,7 +51,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.codecs import Codec, NotFiniteError
-from paceline.codecs.naming import resolve_codec
+from paceline.codecs.naming import resolve_codec, unsendable
 from paceline.distributed import RankGoneError, check_limits, first_line
 from paceline.distributed.agreement import describe, raise_difference, raise_refusals, refusal_text, short_text
 from paceline.distributed.groups import make_group
@@ -409,7 +409,7 @@ class Compression:
         name = "sum of the gradients" if error.summed else "gradient"
         if Trouble.NOT_FINITE in error.troubles.values():
             return NotFiniteError(
-                f"{who}: the {name} is not finite in {what}; nothing was averaged. "
+                f"{who}: the {name} is {unsendable(self.codec)} in {what}; nothing was averaged. "
                 "Lower the learning rate or clip, and skip this step; for a GradScaler to skip it, "
                 'compress(..., not_finite="pass")'
             )

@@ -24,9 +24,9 @@ they do to a model:
     num_batches_tracked += 1                        ->  += training
     bernoulli_(mask, p), floor(p + rand)            ->  p, unless training
 
-The last are what drop path (stochastic depth) does, behind `if not self.training: return x`: it divides by p, so its mean
-in place of a mask leaves x as it is. All other branches of Python's own (`if self.training: ...`) are decided when the
-graph is traced; nothing can bring them back.
+The last are what drop path (stochastic depth) does, behind `if not self.training: return x`: it divides by p, so its
+mean in place of a mask leaves x as it is. All other branches of Python's own (`if self.training: ...`) are decided when
+the graph is traced; nothing can bring them back.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def trace(model: nn.Module, inputs: Inputs) -> TracedModel:
     with modes_kept(model):
         program, why = _export(model, inputs)
         if program is not None:
-            _check_outputs(program)
+            _check_outputs(program, model)
             try:
                 return _with_weights(program, model)
             except Exception as error:  # an operation that cannot be played by itself
@@ -87,9 +87,26 @@ def trace(model: nn.Module, inputs: Inputs) -> TracedModel:
         if type(model) is nn.Sequential:
             note = f"torch.export failed ({why[:120]}), so the modules of the nn.Sequential are taken whole"
             return _module_by_module(model, inputs, note)
-    raise PipelineError(
-        f"torch.export cannot trace {type(model).__name__}: {why[:300]}; "
+    remedy = (
         "a model can be cut if torch.export traces it, or if it is an nn.Sequential whose modules pass one tensor on"
+    )
+    wrapper = _wrapper_of(model)
+    raise PipelineError(
+        f"torch.export cannot trace {type(model).__name__}: {why[: 100 if wrapper else 300]}; {wrapper or remedy}"
+    )
+
+
+def _wrapper_of(model: nn.Module) -> str:
+    """Return what to write around a model of transformers, which returns a cache and tensors with names; "" for others.
+
+    >>> _wrapper_of(nn.Linear(1, 1))
+    ''
+    """
+    if not any(kind.__module__.startswith("transformers.") for kind in type(model).__mro__):
+        return ""
+    return (
+        "wrap it in an nn.Module whose forward(self, input_ids) returns one tensor: "
+        "self.model(input_ids, use_cache=False).logits (use_cache for models that have one)"
     )
 
 
@@ -186,7 +203,7 @@ def _has_side_effects(node: fx.Node) -> bool:
     return node.target._schema.is_mutable or "running_mean" in names
 
 
-def _check_outputs(program: Any) -> None:
+def _check_outputs(program: Any, model: nn.Module) -> None:
     """Refuse what a pipeline cannot return."""
     spec = program.call_spec.out_spec
     plain = spec.is_leaf() or (spec.type in (tuple, list) and all(child.is_leaf() for child in spec.children()))
@@ -194,9 +211,10 @@ def _check_outputs(program: Any) -> None:
     (returned,) = next(node for node in program.graph.nodes if node.op == "output").args
     tensors = all(isinstance(each, fx.Node) and isinstance(each.meta["val"], torch.Tensor) for each in returned)
     if not plain or not tensors or kinds - {"USER_OUTPUT"}:
+        remedy = _wrapper_of(model)
         raise PipelineError(
             "the model must return a tensor or a tuple of tensors, and change nothing but its buffers in place "
-            f"(it returns {spec if not plain else list(returned)})"
+            f"(it returns {spec if not plain else list(returned)}){'; ' * bool(remedy)}{remedy}"
         )
 
 
@@ -416,7 +434,8 @@ def _mean_of_mask(node: fx.Node) -> float | None:
     share: Any = None
     if node.target == aten.bernoulli_.float and len(node.args) > 1:
         share = node.args[1]
-    elif node.target in (aten.floor.default, aten.floor_.default) and isinstance(drawn := node.args[0], fx.Node):
+    elif node.target in (aten.floor.default, aten.floor_.default):
+        drawn: Any = node.args[0]
         if drawn.target == aten.add.Tensor and getattr(drawn.args[0], "target", None) == aten.rand.default:
             share = drawn.args[1]
     return share if isinstance(share, float) and 0 < share < 1 else None

@@ -16,8 +16,8 @@ from tests.averaging.jobs.common import LIMITS, MEMBERS, batches, codec_of, erro
 from tests.averaging.jobs.tally import Life
 
 
-def poisoned(codec, member, culprit, plan="auto"):
-    """A NaN in one rank's change: what all ranks raise, and what is left of the others' models."""
+def poisoned(codec, member, culprit, plan="auto", moved=0.0):
+    """A NaN in one rank's change, or a weight that has `moved`: what all raise, and what is left of their models."""
     rank = dist.get_rank()
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -26,7 +26,8 @@ def poisoned(codec, member, culprit, plan="auto"):
         with MEMBERS[member](model, optimizer, codec=codec_of(codec), plan=plan, **LIMITS) as sync:
             for number, (inputs, targets) in enumerate(batches(4, rank)):
                 bad = number == 2 and rank == culprit
-                train(model, optimizer, [(inputs * float("nan") if bad else inputs, targets)])
+                train(model, optimizer, [(inputs * float("nan") if bad and not moved else inputs, targets)])
+                model[-1].bias.data += moved * bad
             sync.flush()
 
     said = error_of(run)

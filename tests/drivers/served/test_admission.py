@@ -152,7 +152,17 @@ def test_a_token_is_of_one_worker_and_no_other_key_makes_it(tmp_path):
     assert guard.admits(good)
     assert guard.admits(Credential("127.0.0.1:1", tmp_path).find()[1])
     assert Credential("127.0.0.1:1", tmp_path).find() != Credential("127.0.0.1:1", tmp_path).find()
-    for bad in ("", " ", "7f", good[:-1], good + "0", good.replace("7f ", "7e "), token(b"", "7f"), "ü" + good, "\ud800 x"):
+    for bad in (
+        "",
+        " ",
+        "7f",
+        good[:-1],
+        good + "0",
+        good.replace("7f ", "7e "),
+        token(b"", "7f"),
+        "ü" + good,
+        "\ud800 x",
+    ):
         assert not guard.admits(bad), bad
     again = Guard(tmp_path)
     assert not again.admits(good)  # a server that begins again has a key of its own

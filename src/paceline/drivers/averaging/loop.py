@@ -208,7 +208,7 @@ class AveragingLoop:
         what = "gradient" if self._state.member.averages == "gradients" else "change"
         if any(header.trouble == Trouble.NOT_FINITE for header in headers):
             raise NotFiniteError(
-                f"{who}: the {what} is not finite in average {number}; nothing of it was merged. "
+                f"{who}: the {what} is {self._transport.unsendable} in average {number}; nothing of it was merged. "
                 "Lower the learning rate or clip"
             ) from self._transport.failure
         if who:

@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.codecs import NotFiniteError
+from paceline.codecs.naming import unsendable
 from paceline.codecs.payload import refuse_not_finite
 from paceline.codecs.requests import AllGather, AllReduce, Request
 from paceline.distributed import name_ranks
@@ -105,6 +106,8 @@ class Transport(ABC):
 
     `failure` is why this rank could not bring what it had to the last average.
     """
+
+    unsendable = "not finite"  # a vector that no rank can bring
 
     def __init__(self, message: torch.Tensor, group: dist.ProcessGroup) -> None:
         self.message, self.sent_bytes = message, 0
@@ -218,7 +221,7 @@ class ExchangedTransport(Transport):
         self, exchange: VectorExchange, size: int, device: torch.device, group: dist.ProcessGroup, *, seed: int
     ) -> None:
         super().__init__(torch.empty(size, dtype=torch.float32, device=device), group)
-        self.exchange, self._seed = exchange, seed
+        self.exchange, self._seed, self.unsendable = exchange, seed, unsendable(exchange.codec)
         self.ranks = dist.get_process_group_ranks(group)
         self._change, self._buffers = self.message[: exchange.elements], self.message[exchange.elements :]
 

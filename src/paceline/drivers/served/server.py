@@ -24,6 +24,7 @@ from dataclasses import replace
 import torch
 
 from paceline.codecs.floats import Floats, Identity
+from paceline.codecs.naming import unsendable
 from paceline.drivers.served.admission import Guard
 from paceline.drivers.served.coordinator import Coordinator, ReceivedGradient, microseconds
 from paceline.drivers.served.handover import SLOTS, HandoverServer, Slot
@@ -404,10 +405,11 @@ class Server:
         self._decode_seconds += received.decode_seconds
         stream.owes = member.owes
         if not received.finite:
-            log.warning("worker %d sent a gradient that is not finite: refused", received.worker)
+            what = unsendable(self.coordinator.codec).rstrip(",")
+            log.warning("worker %d sent a gradient that is %s: refused", received.worker, what)
             bad = self.coordinator.bad_gradients.in_a_row(received.worker)
             if bad >= self.limits.most_bad_gradients and not self.coordinator.over:
-                raise StreamEnd("refused", f"it sent {bad} gradients in a row that are not finite: look at its data")
+                raise StreamEnd("refused", f"it sent {bad} gradients in a row that are {what}: look at its data")
         self._act(now)
         if self.times is not None:  # after the models are on their way
             self.times.gradient(
