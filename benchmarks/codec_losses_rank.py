@@ -11,8 +11,10 @@ import datetime
 import functools
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from pydoc_data.topics import topics
 from typing import Any
 
 import torch
@@ -33,7 +35,10 @@ PLAIN = "none"
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What the ranks do: every codec from every seed, after `warm` steps without a codec."""
+    """What the ranks do: every codec from every seed, after `warm` steps without a codec.
+
+    `task` is "cnn", a small CNN on digits with SGD, or "gpt", a small transformer on text with AdamW.
+    """
 
     codecs: list[str]
     seeds: list[int]
@@ -41,12 +46,22 @@ class Job:
     warm: int
     steps: int
     batch: int = 16
-    rate: float = 0.1
+    task: str = "cnn"
 
     @property
     def runs(self) -> list[tuple[int, str]]:
         """Seeds and codecs, in the order of the runs."""
         return [(seed, codec) for seed in self.seeds for codec in self.codecs]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A network, its optimiser, and its data: `batch` picks samples from a generator, `whole` is for the last loss."""
+
+    network: Callable[[], nn.Module]
+    optimizer: Callable[[Any], torch.optim.Optimizer]
+    batch: Callable[[torch.Generator, int], tuple[torch.Tensor, torch.Tensor]]
+    whole: Callable[[], tuple[torch.Tensor, torch.Tensor]]
 
 
 @functools.cache
@@ -55,28 +70,87 @@ def digits() -> Any:
     return load_dataset("digits").train
 
 
-def network(seed: int) -> nn.Module:
+def cnn() -> nn.Module:
     """A small convolutional network."""
-    torch.manual_seed(seed)
     layers = [nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(512, 64), nn.ReLU(), nn.Linear(64, 10))
 
 
+def chosen_digits(order: torch.Generator, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pictures, and what they show."""
+    data = digits()
+    chosen = torch.randperm(len(data), generator=order)[:number]
+    return data.inputs[chosen], data.targets[chosen]
+
+
+LETTERS, CONTEXT, WIDTH = 96, 64, 64
+
+
+@functools.cache
+def letters() -> torch.Tensor:
+    """The manual that comes with Python, 700 kB of English and code, as numbers of letters."""
+    text = "\n".join(topics[name] for name in sorted(topics))
+    return torch.tensor([min(max(ord(letter) - 32, -1), LETTERS - 2) + 1 for letter in text])
+
+
+class GPT(nn.Module):
+    """Two blocks of a transformer that say the next letter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        block = {"dim_feedforward": 4 * WIDTH, "dropout": 0.0, "batch_first": True, "norm_first": True}
+        self.letters, self.places = nn.Embedding(LETTERS, WIDTH), nn.Parameter(0.02 * torch.randn(CONTEXT, WIDTH))
+        self.blocks = nn.ModuleList([nn.TransformerEncoderLayer(WIDTH, 4, **block) for _ in range(2)])
+        self.out = nn.Linear(WIDTH, LETTERS)
+        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(CONTEXT), persistent=False)
+
+    def forward(self, text: torch.Tensor) -> torch.Tensor:
+        """Scores of each next letter: (samples, letters, places)."""
+        values = self.letters(text) + self.places
+        for block in self.blocks:
+            values = block(values, src_mask=self.mask, is_causal=True)
+        return self.out(values).transpose(1, 2)
+
+
+def pieces(order: torch.Generator, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pieces of the text, and the letters that come next."""
+    text = letters()
+    begins = torch.randint(len(text) - CONTEXT - 1, (number, 1), generator=order) + torch.arange(CONTEXT)
+    return text[begins], text[begins + 1]
+
+
+TASKS = {
+    "cnn": Task(
+        network=cnn,
+        optimizer=lambda weights: torch.optim.SGD(weights, lr=0.1),
+        batch=chosen_digits,
+        whole=lambda: (digits().inputs, digits().targets),
+    ),
+    "gpt": Task(
+        network=GPT,
+        optimizer=lambda weights: torch.optim.AdamW(weights, lr=1e-2),
+        batch=pieces,
+        whole=lambda: pieces(torch.Generator().manual_seed(0), 512),
+    ),
+}
+
+
 def train(module: nn.Module, codec: str, job: Job, *, steps: int, seed: int) -> tuple[nn.Module, list[str]]:
     """Train a copy of a network, the rate falling to zero; return it, and the plans that were taken."""
+    task = TASKS[job.task]
     model = DistributedDataParallel(copy.deepcopy(module), bucket_cap_mb=BUCKET_MB)
     compression = None
     if codec != PLAIN:
         parsed = parse_codec(codec)  # with more than two ranks the point is what is not gathered
         plan = next((plan for plan in ("two-step", "all-reduce") if plan in plans_of(parsed)), "auto")
         compression = compress(model, parsed, plan=plan, seed=seed)
-    optimizer = torch.optim.SGD(model.parameters(), lr=job.rate)
+    optimizer = task.optimizer(model.parameters())
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, steps)
-    data, order, rank = digits(), torch.Generator().manual_seed(seed), dist.get_rank()
+    order, rank = torch.Generator().manual_seed(seed), dist.get_rank()
     for _ in range(steps):
-        chosen = torch.randperm(len(data), generator=order)[: job.ranks * job.batch][rank :: job.ranks]
+        inputs, targets = (each[rank :: job.ranks] for each in task.batch(order, job.ranks * job.batch))
         optimizer.zero_grad()
-        F.cross_entropy(model(data.inputs[chosen]), data.targets[chosen]).backward()
+        F.cross_entropy(model(inputs), targets).backward()
         optimizer.step()
         schedule.step()
     return model.module, [] if compression is None else compression.plans
@@ -91,11 +165,13 @@ def main(folder: Path, rank: int, job: Job) -> None:
     with (folder / f"lanes-{rank}.jsonl").open("w", encoding="utf-8", buffering=1) as lines:
         for seed, codec in job.runs:
             if seed not in begun:
-                fresh = network(seed)
+                torch.manual_seed(seed)
+                fresh = TASKS[job.task].network()
                 begun[seed] = train(fresh, PLAIN, job, steps=job.warm, seed=2 * seed + 1)[0] if job.warm else fresh
             module, plans = train(begun[seed], codec, job, steps=job.steps, seed=2 * seed)
             with torch.no_grad():
-                loss = F.cross_entropy(module(digits().inputs), digits().targets).item()
+                inputs, targets = TASKS[job.task].whole()
+                loss = F.cross_entropy(module(inputs), targets).item()
             lines.write(json.dumps({"seed": seed, "codec": codec, "loss": loss, "plans": plans}) + "\n")
     dist.destroy_process_group()
 

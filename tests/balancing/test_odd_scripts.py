@@ -62,8 +62,8 @@ def test_a_rank_that_makes_no_balance_and_one_that_is_stopped_are_named_by_all_o
         three.freeze(2)
         stopped = three.do("asked", ranks=(0, 1))
     for rank in (0, 1):
-        why = f"rank {rank} waited 2 s for rank 2 to begin"
-        assert absent[rank] == waited.format(rank=rank, moment="begin", why=why)
+        first_to_say = [f"rank {each} waited 2 s for rank 2 to begin" for each in (0, 1)]
+        assert absent[rank] in [waited.format(rank=rank, moment="begin", why=why) for why in first_to_say]
         moment = "say how much its batch weighs"
         assert stopped[rank] == waited.format(rank=rank, moment=moment, why="rank 2 did not")
 

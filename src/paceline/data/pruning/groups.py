@@ -18,7 +18,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from torch.utils.data import Subset, TensorDataset
 
 CLASSES = "classes"
 TAIL = 0.1  # the lowest and the highest tenth of a target
@@ -130,9 +129,12 @@ def targets_of(data: Any) -> NDArray[Any] | None:
     They stand in `targets` or `labels`, in the last tensor of a TensorDataset, or in the column `label` or `labels`.
 
     >>> import torch
+    >>> from torch.utils.data import Subset, TensorDataset
     >>> targets_of(Subset(TensorDataset(torch.zeros(3, 2), torch.tensor([5, 6, 7])), [2, 0]))
     array([7, 5])
     """
+    from torch.utils.data import Subset, TensorDataset  # here, since a plan needs no torch
+
     if isinstance(data, Subset):
         whole = targets_of(data.dataset)
         return None if whole is None else whole[np.asarray(data.indices)]
