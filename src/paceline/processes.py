@@ -50,6 +50,18 @@ def check_processes(number: int) -> None:
         raise ValueError(f"{number:,} processes are too many for one machine {limit}")
 
 
+def seen_from() -> str:
+    """Return what processes share that see each other's locks: this machine's boot, and the PID namespace.
+
+    It is empty where that is not known: elsewhere than on Linux.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return ""
+
+
 class Processes:
     """Children of this process, numbered in the order in which they are forked.
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import time
 import warnings
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
@@ -109,6 +111,12 @@ def asked():
         return MADE[-1].mean_of(3.0)
     except RankGoneError as error:
         return str(error)
+
+
+def asked_later(*, slow):
+    """The same, where one rank comes late."""
+    time.sleep(5.0 * (dist.get_rank() == slow))
+    return asked()
 
 
 def output(*, kind):

@@ -68,6 +68,16 @@ def test_a_rank_that_makes_no_balance_and_one_that_is_stopped_are_named_by_all_o
         assert stopped[rank] == waited.format(rank=rank, moment=moment, why="rank 2 did not")
 
 
+def test_where_one_rank_is_dead_another_that_is_slow_is_not_blamed(tmp_path):
+    """The dead one's connections are lost at once on all ranks, long before the slow one comes."""
+    with Ranks(tmp_path, 3, "tests.balancing.odd_jobs") as three:
+        three.do("made", timeout_seconds=30.0)
+        three.kill(1)
+        told = three.do("asked_later", slow=2, ranks=(0, 2))
+    for words in told:
+        assert words.endswith("(it waits for 30 s at most): rank 1 did not"), told
+
+
 def test_every_script_has_what_it_must_come_to():
     assert set(SCRIPTS) == {*REFUSED, *FOUND}
 

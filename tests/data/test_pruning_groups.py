@@ -123,7 +123,7 @@ def test_protected_pruning_takes_as_many_goes_on_from_its_state_and_says_that_it
     second = FinePruning(data, protect="classes", **settings)
     second.load_state_dict(first.state_dict())
     assert [list(batch) for batch in first] == [list(batch) for batch in second]
-    with pytest.warns(UserWarning, match="protect=2, here none"):
+    with pytest.warns(UserWarning, match="protect=2 groups [0-9a-f]{8}, here none"):
         FinePruning(data, **settings).load_state_dict(first.state_dict())
 
 
@@ -140,10 +140,35 @@ def test_targets_are_found_where_data_sets_have_them():
 
 
 @pytest.mark.parametrize(
+    "targets",
+    [
+        torch.arange(1000).ge(COMMON).long(),
+        torch.arange(1000).ge(COMMON).float(),  # as binary_cross_entropy_with_logits takes them
+        torch.arange(1000).ge(COMMON).float().reshape(1000, 1),
+        torch.arange(1000).ge(COMMON).float().requires_grad_(),
+    ],
+    ids=["integers", "floats", "a column", "with gradients"],
+)
+def test_binary_targets_are_classes_in_every_form(targets):
+    data = TensorDataset(torch.zeros(1000, 1), targets)
+    groups = find_groups(data, 1000, "classes")
+    assert groups.quotas(300).tolist() == [270, 30]
+    assert find_groups(data, 1000, None).digest == groups.digest
+
+
+@pytest.mark.parametrize("targets", [[float("nan")] * 10, [float("inf")] * 10, property(lambda self: 1 / 0)])
+def test_targets_that_cannot_be_looked_at_are_no_error_where_nobody_asked(targets):
+    kind = type("Odd", (), {"labels": targets, "__len__": lambda self: 10})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert FinePruning(kind(), batch_size=2).epoch == 1
+
+
+@pytest.mark.parametrize(
     ("protect", "data", "said"),
     [
         ("classes", 10, "protect='classes' needs the class of each sample, and int has no targets: give a function"),
-        ("classes", Images([0.5] * 10), "Images has targets that are no classes: give a function"),
+        ("classes", Images(list(np.linspace(0, 1, 50))), "Images has targets that are no classes: give a function"),
         ("class", Images([1] * 10), "protect must be 'classes', or a function"),
         (3, Images([1] * 10), "protect must be 'classes', or a function"),
     ],

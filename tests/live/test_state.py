@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import platform
 import tempfile
 import tracemalloc
 from dataclasses import replace
@@ -21,8 +20,9 @@ from paceline.live.folder import FollowedRun
 from paceline.live.metrics import metrics_text
 from paceline.live.state import MOST_POINTS, MOST_ROWS, Curve, JournalState, RankSteps, pace_curve
 from paceline.live.tail import FileTail
+from paceline.processes import seen_from
 from paceline.traces.history import ENDED, trace_of
-from paceline.traces.journal import Arrived, JournalError, RunEnded, WorkerLeft
+from paceline.traces.journal import Arrived, Checkpointed, JournalError, Resumed, RunEnded, WorkerLeft
 from paceline.traces.journal_files import Journal, JournalWriter, read_journal
 from paceline.traces.recorded_run import read_run
 from paceline.traces.records import Trace, summarise
@@ -255,27 +255,27 @@ def test_the_state_says_whether_the_writer_lives(tmp_path):
 def test_a_page_that_comes_after_a_kill_knows_it_where_the_writer_was_on_this_machine(on, tmp_path, monkeypatch):
     noun = "server" if on == "server" else "rank"
 
-    def state(host):
+    def state(seen):
         times_path(tmp_path, noun, 0).unlink(missing_ok=True)
         writer = TimesWriter(times_path(tmp_path, noun, 0))
-        writer.write(replace(times_began(0), noun=noun, host=host, sync="server" if on == "server" else "rounds"))
+        writer.write(replace(times_began(0), noun=noun, seen_from=seen, sync="server" if on == "server" else "rounds"))
         writer.close()
         return followed(tmp_path).document()["state"]
 
     writer = JournalWriter(tmp_path / "trace.jsonl")
     for record in (began(on=on), joined(0), step(0, 1.0, fresh=(0,))):
         writer.write(record)
-    assert state(platform.node()) == "running"  # it holds the journal
+    assert state(seen_from()) == "running"  # it holds the journal
     writer.close()
-    assert state(platform.node()) == "killed"
-    assert state("another machine") == "quiet"
+    assert state(seen_from()) == "killed"
+    assert state("another boot, or another container") == "quiet"
     for name in ("LOCKS", "MOUNTS"):  # where the locks of this machine cannot be known
         with monkeypatch.context() as patch:
             patch.setattr(live_folder, name, tmp_path / "nothing")
-            assert state(platform.node()) == "quiet"
+            assert state(seen_from()) == "quiet"
     end = RunEnded(at_seconds=2.0, reason="all rounds are done", rounds_done=1, diverged=False)
     append(tmp_path / "trace.jsonl", end)
-    assert state(platform.node()) == "ended"
+    assert state(seen_from()) == "ended"
 
 
 def test_a_long_record_is_read_in_bounded_parts_and_comes_to_the_same_state(tmp_path, monkeypatch):
@@ -456,3 +456,16 @@ def test_following_a_journal_leaves_its_file_as_it_is(tmp_path):
     followed(tmp_path).document()
     assert (path.read_bytes(), sorted(tmp_path.rglob("*"))) == before
     assert read_journal(path).began.workers == 3
+
+
+def test_two_restarts_from_one_checkpoint_find_the_same_counts(monkeypatch):
+    """The counts that are kept of a checkpoint are gone on with from a copy."""
+    monkeypatch.setattr(live_state, "_KEPT_GRADIENTS", 4)
+    records = [*(step(number, number + 1.0, fresh=[0]) for number in range(5)), Checkpointed(at_seconds=5.5, version=5)]
+    for again in (100.0, 200.0):
+        records += [step(number, again + number, fresh=[0]) for number in range(5, 30)]
+        records.append(Resumed(at_seconds=again + 50, version=5, reason="killed"))
+    state = JournalState()
+    for record in [began(), *records, step(5, 300.0, fresh=[0])]:
+        state.take(record)
+    assert state.figures()["used"] == 6

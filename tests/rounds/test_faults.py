@@ -182,6 +182,25 @@ def test_a_rank_whose_gradient_is_dropped_at_a_flush_trains_on_in_every_round(tr
             assert [version for version, met in found["states"] if met] == [4, 8]
 
 
+@pytest.mark.parametrize("kind", ["full", "lgc"])
+def test_a_flush_after_each_step_is_met_by_all_also_by_a_rank_whose_gradient_was_dropped(trio, kind):
+    """All call it as often, and a collective comes behind it: nobody may go on into that alone."""
+    results = trio.do("flushes_outside_of_epochs", kind=kind, bad=[[1, 2], [1, 3], [2, 3]], every=0, rounds=6)
+    assert len({found["digest"] for found in results}) == 1
+    assert [found["trained"] for found in results] == [[3] * 6] * 3
+
+
+@pytest.mark.parametrize("kind", ["full", "lgc"])
+def test_outside_of_epochs_a_rank_whose_gradient_was_dropped_at_a_flush_misses_that_round_alone(trio, kind):
+    """It cannot know whether the others come to the flush too, until one of them trains on."""
+    results = trio.do("flushes_outside_of_epochs", kind=kind, bad=[[1, 4]], every=4, rounds=12)
+    assert len({found["digest"] for found in results}) == 1
+    if kind == "full":
+        assert results[0]["fresh"] == [[0, 1, 2] if number != 4 else [0, 2] for number in range(12)]
+    assert results[1]["dropped"].get("it is not finite") == 1
+    assert len(results[1]["trained"]) >= (12 if kind == "full" else 3)
+
+
 # -- ranks that do not come --------------------------------------------------------------------------------------------
 
 

@@ -391,7 +391,9 @@ def _may_be_file(word: str, option: Option) -> bool:
 def _converted(option: Option, flag: str, text: str) -> Any:
     """Return the value of a command's own option; an empty word is most often a variable that is not set."""
     if not text and option.hint is str:
-        raise UsageError(f"{flag} is empty: give {option.metavar}, or leave it out (is a variable not set?)")
+        wanted = f"{flag.strip('[]')} is empty: give {option.metavar.strip('[]')}"
+        may_go = ", or leave it out" if flag.startswith(("-", "[")) else ""
+        raise UsageError(f"{wanted}{may_go} (is a variable not set?)")
     try:
         value = convert(with_unit(option.name, text), option.hint)
     except ValueError:

@@ -181,6 +181,7 @@ class Meetings:
         self._members = dist.get_process_group_ranks(group)
         self._group: dist.ProcessGroup | None = None
         self._name, self._number = "", 0  # of these meetings, and of the last one
+        self._announced = 0  # the last one that this rank said it had come to
 
     def compare(self, moment: str, numbers: Mapping[str, int], *, remedy: str, error: type[Exception]) -> None:
         """Raise `error` on all ranks unless all come with the same numbers."""
@@ -245,7 +246,7 @@ class Meetings:
         except RuntimeError as error:
             failed = error
         try:
-            ask_within(lambda: store.set(f"{self._number}/{self.rank}", "here"), ANNOUNCE_SECONDS, waited)
+            ask_within(lambda: self._announce(store), ANNOUNCE_SECONDS, waited)
             if failed is None:
                 pending.wait(self._timeout_seconds - (time.monotonic() - began))
                 if pending.done():
@@ -255,17 +256,30 @@ class Meetings:
             raise self._missing(moment, first_line(error)) from error
         except RuntimeError as error:
             failed = error
-        time.sleep(max(0.0, 2 * ANNOUNCE_SECONDS - (time.monotonic() - began)))  # others may have come a moment ago
         if self._group is not None and not pending.done():
             never_destroy(self._group)
+        # Others may come in a moment; and where one is dead, the connections of all are lost before the slow have come.
+        deadline = began + (2 * ANNOUNCE_SECONDS if failed is None else self._timeout_seconds)
+        keys, missing = {rank: f"{self._number}/{place}" for place, rank in enumerate(self._members)}, self._members
         try:
-            keys = [f"{self._number}/{place}" for place in range(self.ranks)]
-            here = ask_within(lambda: [store.check([key]) for key in keys], ANNOUNCE_SECONDS, waited)
+            while True:
+                time.sleep(min(ANNOUNCE_SECONDS, max(0.0, deadline - time.monotonic())))
+                here = ask_within(lambda: [store.check([key]) for key in keys.values()], ANNOUNCE_SECONDS, waited)
+                missing = [rank for rank, came in zip(keys, here, strict=True) if not came]
+                if len(missing) < 2 or time.monotonic() >= deadline:
+                    break
         except RankGoneError as error:
             raise self._missing(moment, first_line(error)) from error
-        who = name_ranks(rank for rank, came in zip(self._members, here, strict=True) if not came)
+        who = name_ranks(missing)
         lost = "it came too late for the others" if failed is None else first_line(failed)
         raise self._missing(moment, f"{who} did not" if who else lost) from failed
+
+    def _announce(self, store: FleetingStore) -> None:
+        """Say in the store that this rank has come to the meeting; all have read what it said of an earlier one."""
+        store.set(f"{self._number}/{self.rank}", "here")
+        if self._announced:
+            store.delete_key(f"{self._announced}/{self.rank}")
+        self._announced = self._number
 
     def _missing(self, moment: str, why: str) -> MeetingTimeoutError:
         return MeetingTimeoutError(

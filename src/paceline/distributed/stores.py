@@ -85,6 +85,10 @@ def meet_ranks(
         stop.set()
 
 
+class _OutOfTime(Exception):  # noqa: N818
+    """Not all ranks have come in time; the words say who."""
+
+
 class FleetingStore:
     """The private store of this name, looked up at each call: nothing holds it, so that it ends with its group.
 
@@ -148,14 +152,16 @@ class StoreGather:
         number = self._store.add(f"{CAME}/{self.rank}", 1) - 1
         keys = [f"{number}/{rank}" for rank in range(self.world)]
         self._store.set(keys[self.rank], json.dumps(words))
-        if self._store.add(CAME, 1) % LEFT == number * self.world + 1:  # the first; all have taken an earlier try back
+        if self._store.add(CAME, 0) % LEFT == number * self.world:  # the first; all have taken an earlier try back
             self._store.delete_key(f"{number}/{LATE}")
+        self._store.add(CAME, 1)
         try:
             self._wait_for(number, keys, doing, stop)
-        except RankGoneError:
-            if again:
-                self._take_back(number)
-            raise
+        except (RankGoneError, _OutOfTime) as error:
+            if self._gives_up(number, str(error) if isinstance(error, _OutOfTime) else ""):
+                if again:
+                    self._take_back(number)
+                raise RankGoneError(str(error)) from None
         if number:  # all have come here, and so have read what there was before
             self._store.delete_key(f"{number - 1}/{self.rank}")
         return [json.loads(value) for value in read_keys(self._store, keys)]
@@ -178,24 +184,31 @@ class StoreGather:
                 if missing and over:
                     who = name_ranks(self._ranks[rank] for rank in missing)
                     late = f"rank {self._ranks[self.rank]} waited {self.timeout_seconds:g} s for {who} to {doing}"
-                    self._store.set(f"{number}/{LATE}", late)
-                    self._store.add(CAME, LEFT)
-                    raise RankGoneError(late)
+                    raise _OutOfTime(late)
             if stop.wait(poll_seconds):
                 raise RankGoneError(f"nobody waits for all ranks to {doing} any more")
             poll_seconds = min(2 * poll_seconds, POLL_SECONDS[1])
 
+    def _gives_up(self, number: int, late: str) -> bool:
+        """Count as not come, and let those that wait hear why; False where the last has come in this very moment."""
+        if self._store.add(CAME, -1) % LEFT + 1 >= (number + 1) * self.world:
+            self._store.add(CAME, 1)
+            return False
+        if late:
+            self._store.set(f"{number}/{LATE}", late)
+            self._store.add(CAME, LEFT)
+        return True
+
     def _take_back(self, number: int) -> None:
-        """Count as not come, and stay until those that have come have heard of it.
+        """Let this rank come again, and stay until those that have come have heard that it gave up.
 
         Else the store could end before they have, or this rank could come again and take an old error for a new one.
         """
         self._store.delete_key(f"{number}/{self.rank}")
         self._store.add(f"{CAME}/{self.rank}", -1)
-        waiting, deadline = self._store.add(CAME, -1), time.monotonic() + LINGER_SECONDS
-        while waiting % LEFT > number * self.world and time.monotonic() < deadline:
+        deadline = time.monotonic() + LINGER_SECONDS
+        while self._store.add(CAME, 0) % LEFT > number * self.world and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS[0])
-            waiting = self._store.add(CAME, 0)
 
     def _posted_failure(self, missing: list[int]) -> str:
         for rank in missing:

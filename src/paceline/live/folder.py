@@ -19,7 +19,6 @@ Who is `behind` looks again at once; until it has caught up, a run is neither qu
 from __future__ import annotations
 
 import os
-import platform
 import re
 import time
 from collections.abc import Callable
@@ -39,6 +38,7 @@ from paceline.live.state import (
     waited_for,
 )
 from paceline.live.tail import FileTail
+from paceline.processes import seen_from
 from paceline.traces.checked_lines import checksum_of
 from paceline.traces.journal import TRACE, record_from
 from paceline.traces.journal_files import LONGEST_LINE_BYTES, MOST_BYTES
@@ -314,9 +314,9 @@ class FollowedRun:
         return "quiet" if self._quiet_seconds() > QUIET_SECONDS else "running"
 
     def _writer_was_here(self) -> bool:
-        """Return whether this machine's locks would show who wrote the journal, by where its own times say it ran."""
-        host = _host_of(times_path(self.folder, "rank" if self.noun == "rank" else "server", 0))
-        return bool(host) and host == platform.node()[:200] and _locks_are_seen(self._journal.tail.path)
+        """Return whether the locks that are seen here would show who wrote the journal, by what its own times say."""
+        written = _written_from(times_path(self.folder, "rank" if self.noun == "rank" else "server", 0))
+        return bool(written) and written == seen_from() and _locks_are_seen(self._journal.tail.path)
 
     def _text(self, state: RunState) -> str:
         """Return the state in one sentence."""
@@ -443,13 +443,13 @@ def _reason(error: Exception) -> str:
     return str(error.strerror or error) if isinstance(error, OSError) else str(error)
 
 
-def _host_of(path: Path) -> str:
-    """Return the machine that a file of step times is of; "" where it does not say."""
+def _written_from(path: Path) -> str:
+    """Return from where the lock of the writer of step times is seen; "" where the file does not say."""
     tail = FileTail(path, most_bytes=MOST_TIMES_BYTES, longest_line_bytes=LONGEST_TIMES_LINE)
     with suppress(OSError, ValueError):
         for line in tail.look(LEAST_BYTES).lines[:1]:
             began = times_record(line)
-            return began.host if isinstance(began, TimesBegan) else ""
+            return began.seen_from if isinstance(began, TimesBegan) else ""
     return ""
 
 

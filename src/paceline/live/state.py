@@ -259,7 +259,8 @@ class JournalState:
             self._last = deque(valid)
         else:  # further than the last records go
             fresh = None if record.version else RunCounts(on_ranks=self.noun == "rank")
-            self._before = self._checkpoints.get(record.version) or fresh or self._before
+            kept = self._checkpoints.get(record.version) or fresh or self._before
+            self._before = kept.copy()  # a second restart from there finds it as it is
             self._before_version, self._last = record.version, deque()
             self._losses.cut(record.version // self._versions_a_round + 1)
         self._checkpoints = {version: each for version, each in self._checkpoints.items() if version <= record.version}

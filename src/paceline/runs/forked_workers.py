@@ -60,7 +60,7 @@ class Reasons:
 
 def tell_reason(file: int, reason: str) -> None:
     """Write a line into the pipe of reasons; where the pipe is full, the first ones are there."""
-    line = " ".join(reason.split()).encode()[: MOST_REASON_BYTES - 1] + b"\n"
+    line = " ".join(reason.split()).encode(errors="replace")[: MOST_REASON_BYTES - 1] + b"\n"
     with suppress(OSError):
         os.write(file, line)
 
@@ -141,7 +141,7 @@ def _run_worker(number: int, work: Callable[[int], None], reasons: int | None) -
         tune_worker_process()
         work(number)
         return 0
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a model or a data set that ends the process has not done its work
         if not is_plain(error):
             traceback.print_exc()
         reason = f"worker {number}: {in_a_line(error)}"

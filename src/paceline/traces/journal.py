@@ -432,7 +432,11 @@ def record_from(line: bytes, before: int = 0) -> JournalRecord:
     paceline.decoding.DecodingError: the line is not as it was written, or a line before it is missing, stands twice ...
     """
     if not has_checksum(line, before):
-        raise DecodingError(ALTERED)
+        try:
+            other = _other_format(parse_object(line))
+        except DecodingError:
+            other = ""
+        raise DecodingError(other or ALTERED)
     found = parse_object(line)
     del found["crc"]
     if "kind" not in found:
@@ -444,13 +448,17 @@ def record_from(line: bytes, before: int = 0) -> JournalRecord:
 
 
 def _record(kind: str, values: dict[str, Any]) -> JournalRecord:
-    # Asked first: of another format nobody knows which fields it has.
-    if kind == "run_began" and values.get("format", FORMAT) != FORMAT:
-        raise DecodingError(
-            f"format {values['format']!r:.40} is not known (known: {FORMAT}); read it with the paceline that wrote it"
-        )
+    if other := _other_format({"kind": kind, **values}):
+        raise DecodingError(other)
     record: JournalRecord = decode(KINDS[kind], values, kind)
     return record
+
+
+def _other_format(values: Mapping[str, Any]) -> str:
+    """Return why a first line of another format cannot be read: its fields, and how it was sealed, are unknown."""
+    if values.get("kind") != "run_began" or values.get("format", FORMAT) == FORMAT:
+        return ""
+    return f"format {values['format']!r:.40} is not known (known: {FORMAT}); read it with the paceline that wrote it"
 
 
 def _written(name: str, value: Any) -> Any:

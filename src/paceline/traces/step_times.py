@@ -92,7 +92,9 @@ class NothingWrittenError(TimesFileError):
 class TimesBegan:
     """Whose times follow, and what can be seen of them. `launch` is the same on all ranks of one launch.
 
-    `sync` is how gradients come together. `notes` are sentences for people: what cannot be seen here, and why.
+    `sync` is how gradients come together. `seen_from` is from where the writer's lock is seen (`processes.seen_from`).
+    `notes` are sentences for people: what cannot be seen here, and why.
+
 
     >>> TimesBegan(format=FORMAT, paceline="0.2.0", noun="rank", number=2, workers=4, host="node-7", launch="1a2b",
     ...            sync="ddp").number
@@ -108,6 +110,7 @@ class TimesBegan:
     launch: Line
     sync: Annotated[Sync, Words(" or ".join(SYNCS))]
     device: Line = "cpu"
+    seen_from: Line = ""
     notes: tuple[Line, ...] = ()
 
 

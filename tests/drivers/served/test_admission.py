@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import shutil
+import socket
 import stat
 import tempfile
 from pathlib import Path
@@ -124,7 +125,7 @@ def test_the_key_is_its_users_alone_while_the_run_lasts_and_stands_nowhere_else(
 
     def look(address):
         (path,) = tmp_path.glob(f"**/{KEY}")
-        seen.update(mode=path.stat().st_mode, key=path.read_text(), folder=path.parent)
+        seen.update(mode=path.stat().st_mode, key=path.read_text().split()[0], folder=path.parent)
         link = links_of_user() / address
         assert link.readlink() == path
         assert stat.S_IMODE(links_of_user().lstat().st_mode) == 0o700
@@ -147,7 +148,7 @@ def test_the_key_is_its_users_alone_while_the_run_lasts_and_stands_nowhere_else(
 
 def test_a_token_is_of_one_worker_and_no_other_key_makes_it(tmp_path):
     guard = Guard(tmp_path)
-    key = bytes.fromhex((tmp_path / KEY).read_text())
+    key = bytes.fromhex((tmp_path / KEY).read_text().split()[0])
     good = token(key, "7f")
     assert guard.admits(good)
     assert guard.admits(Credential("127.0.0.1:1", tmp_path).find()[1])
@@ -191,8 +192,33 @@ def test_localhost_is_where_the_server_of_the_key_is(tmp_path, monkeypatch):
     assert guard.admits(shown)
     assert Credential("[::1]:29400", None).find() == ("[::1]:29400", "")
     assert Credential("10.0.0.7:29400", None).find() == ("10.0.0.7:29400", "")
+    for run, meant in (("localhost:29400", "127.0.0.1:29400"), ("localhost:7", "127.0.0.1:7"), ("10.0.0.7:7",) * 2):
+        assert Credential(run, tmp_path).find()[0] == meant  # the folder says where its server listens
     guard.close()
     assert Credential("localhost:29400", None).find() == ("localhost:29400", "")
+    guard.write()
+    assert not (tmp_path / KEY).exists()  # of a server that is over
+
+
+def test_a_link_of_which_nothing_can_be_known_keeps_no_worker_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(admission, "LINKS", tmp_path)
+    guard, exists = Guard(tmp_path), Path.exists
+
+    def unknowable(path, **given):
+        if path.name == "127.0.0.1:1":
+            raise PermissionError(path)
+        return exists(path, **given)
+
+    guard.link([("127.0.0.1", 1)])
+    monkeypatch.setattr(Path, "exists", unknowable)
+    guard.link([("127.0.0.1", 2)])
+    assert guard.admits(Credential("127.0.0.1:2", None).find()[1])
+
+
+def test_a_key_that_is_none_is_named_with_what_to_do(tmp_path):
+    (tmp_path / KEY).write_text("no key")
+    with pytest.raises(AddressError, match=r"workers\.key is no key that this user can read .*--open"):
+        Credential("127.0.0.1:1", tmp_path).find()
 
 
 def test_a_folder_that_others_made_or_can_read_leads_nobody_anywhere(tmp_path, monkeypatch):
@@ -236,3 +262,21 @@ def test_a_run_that_cannot_keep_its_key_private_has_not_begun(tmp_path, monkeypa
         pass
     assert isinstance(ended[0], AddressError)
     assert not (tmp_path / "run").exists() or not any((tmp_path / "run").iterdir())
+
+
+def test_a_run_that_an_error_ends_lets_go_of_its_port_and_its_key(tmp_path):
+    """As one that is cancelled in a notebook, whose process lives on."""
+    ports = []
+
+    def fail(port):
+        ports.append(port)
+        raise ZeroDivisionError
+
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ZeroDivisionError):
+        paceline.serve(model, optimizer, rounds=1, workers=1, out=tmp_path / "run", on_open=fail)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", ports[0]), 5)
+    assert not list(tmp_path.glob(f"**/{KEY}"))
+    assert not (links_of_user() / f"127.0.0.1:{ports[0]}").is_symlink()

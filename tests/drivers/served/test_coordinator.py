@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from paceline.drivers.rounds.decider import MOST_BAD_GRADIENTS, Decider
 from paceline.drivers.rounds.messages import Failed, GradientReady
+from paceline.drivers.served.membership import Member, Seat
 from paceline.events import Joined, Left, Step
 from paceline.strategies import LGC, Async, FastestK, Full
 from paceline.traces.journal import Arrived, Refused, StepRecord, WorkerJoined, WorkerLeft
@@ -372,3 +373,9 @@ def test_workers_that_go_because_the_run_is_stopped_do_not_close_the_open_round(
     assert table.coordinator.train_state.version == 0
     assert not any(isinstance(record, StepRecord) for record in table.records)
     assert table.coordinator.boundary["roster"] == {"next_draws": []}
+
+
+def test_who_has_just_joined_may_answer_nothing_from_before():
+    member = Member(worker=0, seat=Seat(worker=0, shard=0, first_draw=0), host="here")
+    member.sent(50, 0.0)
+    assert [version for version in range(60) if member.may_answer(version)] == [50]

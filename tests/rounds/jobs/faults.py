@@ -190,6 +190,27 @@ def flushes_where_docs_say(kind, bad, every, rounds, saves):
     return {"trained": trained, "fresh": fresh, "states": states, "digest": digest(model, made), **tally(sync)}
 
 
+def flushes_outside_of_epochs(kind, bad, every, rounds):
+    """A loop without epoch(): a flush at versions, or after each step (`every` is 0) with a collective behind it."""
+    rank, trained = dist.get_rank(), []
+    model, made, sync = setup(kind, **({} if kind == "full" else {"k": 1}), record=True)
+    with sync:
+        while (sync.draws if every == 0 else sync.version) < rounds:
+            trained.append(sync.version)
+            for x, y in sync.blocks(*batch(sync.draws, rank)):
+                loss = F.cross_entropy(model(x), y)
+                (loss * float("nan") if [rank, sync.draws] in bad else loss).backward()
+            sync.step()
+            if every == 0:
+                met = torch.tensor([float(sync.flush())])
+                dist.all_reduce(met)
+                trained[-1] = int(met)
+            elif sync.version % every == 0:
+                sync.flush()
+    fresh = [sorted(share.worker for share in closed.step.fresh) for closed in sync.history]
+    return {"trained": trained, "fresh": fresh, "digest": digest(model, made), **tally(sync)}
+
+
 def fails_in_the_constructor(culprit, kind):
     """One rank's constructor fails when all have met; what all ranks say, how soon, and what threads are left there."""
     rank, began = dist.get_rank(), time.monotonic()

@@ -224,7 +224,7 @@ class FinePolicy(Policy):
         self._protected = protected
         self.settings = _plain_settings(schedule) | {"tolerance": self.tolerance}
         if protected is not None:
-            self.settings |= {"protect": len(protected.names)}
+            self.settings |= {"protect": protected.digest}
         self._counts_of = 0  # the window that the counts are of
 
     @property

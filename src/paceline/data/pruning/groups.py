@@ -13,6 +13,7 @@ A small group may lose twice its share by chance; what is warned of is also four
 from __future__ import annotations
 
 import warnings
+import zlib
 from collections.abc import Callable, Hashable
 from typing import Any, ClassVar
 
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 
 CLASSES = "classes"
 TAIL = 0.1  # the lowest and the highest tenth of a target
+FEW_VALUES = 20  # of floating-point targets that are classes all the same
 TIMES_ITS_SHARE, DEVIATIONS = 2.0, 4.0
 GroupOf = Callable[[int], Hashable]
 """Says which group a sample is in, by its number."""
@@ -43,9 +45,9 @@ class Groups:
 
     @classmethod
     def of_targets(cls, targets: NDArray[Any]) -> Groups:
-        """Return the classes of integers, words and truth values, or the tails of floating-point numbers."""
-        if targets.dtype.kind == "f":
-            low, high = np.nanquantile(targets, (TAIL, 1 - TAIL))
+        """Return the classes of integers, words, truth values and a few numbers, or the tails of many numbers."""
+        if not are_classes(targets):
+            low, high = np.quantile(targets[np.isfinite(targets)], (TAIL, 1 - TAIL))
             numbers = np.where(targets < low, 0, np.where(targets > high, 2, 1))
             names = (f"the targets below {low:.4g}", "the other targets", f"the targets above {high:.4g}")
             return cls(numbers, names, "protect=..., a function that says which group a sample is in by its number,")
@@ -62,6 +64,11 @@ class Groups:
         known: dict[Hashable, int] = {}
         numbers = np.fromiter((known.setdefault(group_of(sample), len(known)) for sample in range(samples)), np.intp)
         return cls(numbers, tuple(f"group {name}" for name in known), "")
+
+    @property
+    def digest(self) -> str:
+        """What tells these groups from others: how many they are, and a checksum of who is in which."""
+        return f"{len(self.names)} groups {zlib.crc32(self.numbers.astype(np.int64).tobytes()):08x}"
 
     def quotas(self, number: int) -> NDArray[np.int64]:
         """Return how many of each group sit out where `number` of all do: its share, and the rest from the largest.
@@ -111,16 +118,40 @@ def find_groups(data: Any, samples: int, protect: str | GroupOf | None) -> Group
                 f"(protect={protect!r})"
             )
         return Groups.by(protect, samples)
-    targets = targets_of(data)
-    if targets is None or targets.shape != (samples,) or targets.dtype.kind not in "biufUS":
+    try:
+        targets = usable(targets_of(data), samples)
+    except Exception:  # of a data set's own property: a script that asks for nothing is not to fail by it
+        if protect is not None:
+            raise
         targets = None
-    if protect == CLASSES and (targets is None or targets.dtype.kind == "f"):
+    if protect == CLASSES and (targets is None or not are_classes(targets)):
         found = "targets that are no classes" if targets is not None else "no targets"
         raise ValueError(
             f"protect={CLASSES!r} needs the class of each sample, and {type(data).__name__} has {found}: give a "
             "function, protect=lambda sample: ..., or a data set with `targets`, one whole number or word each"
         )
     return None if targets is None else Groups.of_targets(targets)
+
+
+def usable(targets: NDArray[Any] | None, samples: int) -> NDArray[Any] | None:
+    """Return targets as one value for each sample; None where they are several, or none that can be compared.
+
+    >>> usable(np.zeros((3, 1)), 3).shape, usable(np.zeros((3, 2)), 3)
+    ((3,), None)
+    """
+    if targets is None or targets.shape != (samples, *(1,) * (targets.ndim - 1)) or targets.dtype.kind not in "biufUS":
+        return None
+    targets = targets.reshape(samples)
+    return None if targets.dtype.kind == "f" and not np.isfinite(targets).any() else targets
+
+
+def are_classes(targets: NDArray[Any]) -> bool:
+    """Return whether targets are classes: words, whole numbers, or a few values, as 0.0 and 1.0 of a binary loss.
+
+    >>> are_classes(np.array([0.0, 1.0, 1.0])), are_classes(np.linspace(0, 1, 100))
+    (True, False)
+    """
+    return targets.dtype.kind != "f" or len(np.unique(targets[np.isfinite(targets)])) <= FEW_VALUES
 
 
 def targets_of(data: Any) -> NDArray[Any] | None:
@@ -143,10 +174,11 @@ def targets_of(data: Any) -> NDArray[Any] | None:
     else:
         columns = getattr(data, "column_names", None)
         column = next((name for name in ("label", "labels") if name in columns), None) if columns else None
-        found = data[column] if column else getattr(data, "targets", getattr(data, "labels", None))
+        name = "targets" if hasattr(data, "targets") else "labels"
+        found = data[column] if column else getattr(data, name, None)
     if found is None or callable(found):
         return None
     try:
-        return np.asarray(found.cpu() if hasattr(found, "cpu") else found)
+        return np.asarray(found.detach().cpu() if hasattr(found, "detach") else found)
     except (TypeError, ValueError):  # rows of unequal lengths, say
         return None

@@ -336,15 +336,18 @@ def _advance(state: _State, underway: Underway) -> None:
 
 def _tell(state: _State, underway: Underway, outcomes: Sequence[Outcome]) -> None:
     """Tell those who wait for these exchanges what each came to; what fails in here can be called again."""
-    while underway.finished:
-        finished = underway.finished[0]
+    while True:
+        with state.lock:  # two threads may end the same exchange: the script's, and the one beside it
+            left = len(underway.finished)
+            finished = underway.finished.pop(0) if left else None
+        if finished is None:
+            break
         try:
-            finished(underway, outcomes[-len(underway.finished)])
+            finished(underway, outcomes[-left])
         except Exception as error:
             log.exception("the end of an exchange could not be told")
             with contextlib.suppress(Exception):
                 finished(underway, error)
-        underway.finished = underway.finished[1:]
     with state.lock:
         if underway in state.underway:
             state.underway.remove(underway)

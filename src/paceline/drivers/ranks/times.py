@@ -40,6 +40,7 @@ from paceline.distributed.collectives import PendingCollective
 from paceline.distributed.stores import StoreGather
 from paceline.errors import PacelineError
 from paceline.files import read_plain, write_file
+from paceline.processes import seen_from
 from paceline.traces.phase_hooks import PhaseHooks
 from paceline.traces.step_clock import Phase, StepClock, in_phase, register_clock
 from paceline.traces.step_times import (
@@ -93,6 +94,7 @@ class RankTimes:
                 workers=self._ranks.world,
                 host=platform.node()[:200],
                 launch=self._ranks.launch,
+                seen_from=seen_from(),
                 sync=self._sync,
                 device=next((parameter.device.type for parameter in self._module.parameters()), "cpu"),
             )

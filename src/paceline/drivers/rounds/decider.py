@@ -2,7 +2,7 @@
 
     GradientReady ──> fingerprint equal to the others'? ──> strategy ──> Step, Assign: RoundClosed
                                                                          Drop: told with the next
-    Waiting       ──> are all waiting? ──> AllWaiting
+    Waiting       ──> are all waiting? ──> AllWaiting; have all been there, and another goes on? ──> GoOn
     Overdue       ──> who has not come? ──> Failed
 
 `Decider` is pure as a strategy is: whoever calls it gives the time. The strategy is the same object that runs behind a
@@ -25,6 +25,7 @@ from paceline.distributed import first_line, name_ranks
 from paceline.drivers.rounds.messages import (
     AllWaiting,
     Failed,
+    GoOn,
     GradientReady,
     Mailbox,
     Notice,
@@ -67,6 +68,7 @@ class Decider:
         self._arrivals: list[Arrival] = []
         self._fresh: set[int] = set()  # who has delivered in the open round
         self._waiting: dict[int, bool] = {}  # ranks that wait, and whether they are leaving
+        self._again: dict[int, int] = {}  # of those, ranks that wait at a version where all have been before
         self._away: set[int] = set()  # of those, ranks that have left for the strategy
         self._undelivered: set[tuple[int, int]] = set()  # gradients that arrived, and are in no step yet
         self._dropped: list[Drop] = []
@@ -93,6 +95,8 @@ class Decider:
                 if failed is not None:
                     return [failed]
                 self._waiting[report.rank] = report.leaving
+                if report.again:
+                    self._again[report.rank] = report.version
                 return self._release(now) if len(self._waiting) == len(self._ranks) else self._excuse(now)
             case Overdue():
                 return self._overdue(report)
@@ -105,8 +109,9 @@ class Decider:
         failed = self._find_drift(report)
         if failed is not None:
             return [failed]
+        go_on = self._let_go_on(report.version, now)
         if not report.finite:
-            return self._refuse(report)
+            return go_on + self._refuse(report)
         self._bad_gradients.finite(report.rank, fresh=report.version == self.state.version)
         opened = self._opened.get(report.version, now)
         arrival = Arrival(
@@ -128,7 +133,7 @@ class Decider:
         self._undelivered.add((report.rank, report.version))
         if report.version == self.state.version:
             self._fresh.add(report.rank)
-        return self._decide(arrival) or self._excuse(now)
+        return go_on + (self._decide(arrival) or self._excuse(now))
 
     def _decide(self, heard: Event | Arrival) -> list[Notice]:
         notices: list[Notice] = []
@@ -233,7 +238,18 @@ class Decider:
             notices += self._decide(Left(worker=place, at_seconds=now))
         return notices
 
+    def _let_go_on(self, version: int, now: float) -> list[Notice]:
+        """Let those go on that wait where all have been before, if another trains at a version behind it."""
+        places = sorted(place for place, where in self._again.items() if where < version)
+        for place in places:
+            del self._again[place], self._waiting[place]
+            if place in self._away:
+                self._away.discard(place)
+                self.state.handle(Joined(worker=place, at_seconds=now))
+        return [GoOn(places=tuple(places))] if places else []
+
     def _release(self, now: float) -> list[Notice]:
+        self._again = {}
         self._opened[self.state.version] = now  # nobody took the model to compute before
         self._rates.pop(self.state.version, None)  # all ranks may set others here
         leaving = all(self._waiting.values())

@@ -37,7 +37,7 @@ from paceline.distributed import first_line, name_ranks
 from paceline.distributed.collectives import PendingCollective
 from paceline.drivers.ranks.exchanging import ConnectionLostError, given_bytes, start
 from paceline.drivers.ranks.heartbeats import FailureDetector, Heartbeats
-from paceline.drivers.rounds.messages import AllWaiting, Failed, Mailbox, Notice, RoundClosed
+from paceline.drivers.rounds.messages import AllWaiting, Failed, GoOn, Mailbox, Notice, RoundClosed
 from paceline.exchanges import ExchangeProtocol, Trouble, TroubleError
 from paceline.training.contributions import RankGradients, VectorPool
 from paceline.training.round_sums import RoundSum
@@ -95,7 +95,8 @@ class Exchange:
         self._ranks, self._threads = ranks, 1
         self._rank, self._device, self._heartbeats, self._detector = rank, device, heartbeats, detector
         self._most_behind, self._timeout_seconds = most_behind, timeout_seconds
-        self._queue: deque[Update | AllWaiting] = deque()  # in the order of the notices, which is that of all ranks
+        self._place = list(ranks).index(rank)
+        self._queue: deque[Update | AllWaiting | GoOn] = deque()  # in the order of the notices: that of all ranks
         self._behind = 0  # updates in the queue
         self._changed = threading.Condition()
         self._stopping = False
@@ -126,10 +127,10 @@ class Exchange:
             self._changed.notify_all()
         self._pool.give(update.vector)
 
-    def next_release(self) -> AllWaiting | None:
-        """Return the notice that all ranks were waiting, off the queue, once all updates before it are applied."""
+    def next_release(self) -> AllWaiting | GoOn | None:
+        """Return the notice that ends a wait, off the queue, once all updates before it are applied."""
         with self._changed:
-            if self._queue and isinstance(self._queue[0], AllWaiting):
+            if self._queue and isinstance(self._queue[0], AllWaiting | GoOn):
                 release, _ = self._queue[0], self._queue.popleft()
                 return release
             return None
@@ -194,6 +195,12 @@ class Exchange:
                     self._queue.append(notice)
                     self._changed.notify_all()
                 return not notice.leaving
+            case GoOn():
+                if self._place in notice.places:
+                    with self._changed:
+                        self._queue.append(notice)
+                        self._changed.notify_all()
+                return True
             case Failed():
                 self._fail(notice)
                 return False

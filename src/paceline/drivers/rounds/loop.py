@@ -26,7 +26,7 @@ from paceline.drivers.ranks.group import ROUNDS, RankGroup
 from paceline.drivers.ranks.heartbeats import FailureDetector, Heartbeats
 from paceline.drivers.rounds.decider import Decider, DecidingThread
 from paceline.drivers.rounds.exchange import Exchange
-from paceline.drivers.rounds.messages import AllWaiting, Failed, Mailbox, Outbox, Overdue, Report, Stop, Waiting
+from paceline.drivers.rounds.messages import AllWaiting, Failed, GoOn, Mailbox, Outbox, Overdue, Report, Stop, Waiting
 from paceline.errors import PacelineError
 from paceline.strategies import LGC, Strategy
 from paceline.traces.journal import Arrival
@@ -178,20 +178,23 @@ class RoundLoop:
 
     def meet(
         self, waiting: Waiting, *, while_waiting: Callable[[], None], released: Callable[[AllWaiting], None]
-    ) -> None:
+    ) -> bool:
         """Wait until all ranks wait, and leave, if this one does; `released` is called each time that all wait.
 
-        Rounds that others still close meanwhile are applied (`while_waiting`), and are signs of life.
+        Rounds that others still close meanwhile are applied (`while_waiting`), and are signs of life. Return whether
+        all have met: not where this rank waited `again`, and another has trained on.
         """
         self.report(waiting)
         deadline, warning = Deadline(self._timeout_seconds), Deadline(WARN_SECONDS)
         while True:
             while_waiting()
             release = self.exchange.next_release()
+            if isinstance(release, GoOn):
+                return False
             if release is not None:
                 released(release)
                 if release.leaving or not waiting.leaving:
-                    return
+                    return True
             elif self._wait("a flush", until=lambda: self.exchange.has_come):
                 deadline = Deadline(self._timeout_seconds)
             elif deadline.is_over:

@@ -73,6 +73,8 @@ class GradientReady:
 class Waiting:
     """A rank trains no further until all ranks are at one place; `leaving` for good.
 
+    With `again` all were at this version before, and its batches since were dropped: the others may go on without it.
+
     >>> Waiting(rank=1, version=40, fingerprint=17).leaving
     False
     """
@@ -81,6 +83,7 @@ class Waiting:
     version: int
     fingerprint: int
     leaving: bool = False
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +137,17 @@ class AllWaiting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GoOn:
+    """These ranks, by place, need not wait: all were there before, and another has trained on since.
+
+    >>> GoOn(places=(1,)).places
+    (1,)
+    """
+
+    places: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
     """The rounds have ended with an error; `kind` says how.
 
@@ -153,10 +167,10 @@ class Failed:
 
 
 Report: TypeAlias = GradientReady | Waiting | Overdue | Stop
-Notice: TypeAlias = RoundClosed | AllWaiting | Failed
+Notice: TypeAlias = RoundClosed | AllWaiting | GoOn | Failed
 
 _KINDS: dict[str, type[Any]] = {
-    kind.__name__: kind for kind in (GradientReady, Waiting, Overdue, Stop, AllWaiting, Failed)
+    kind.__name__: kind for kind in (GradientReady, Waiting, Overdue, Stop, AllWaiting, GoOn, Failed)
 }
 
 
@@ -200,8 +214,9 @@ def decode(text: str | bytes) -> Any:
     kind = fields.pop("message")
     if "dropped" in fields:
         fields["dropped"] = tuple(Drop(worker=w, version=v, reason=reason) for w, v, reason in fields["dropped"])
-    if "rates" in fields:
-        fields["rates"] = tuple(fields["rates"])
+    for several in ("rates", "places"):
+        if several in fields:
+            fields[several] = tuple(fields[several])
     if kind != RoundClosed.__name__:
         return _KINDS[kind](**fields)
     step = Step(

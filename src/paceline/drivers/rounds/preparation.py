@@ -15,6 +15,7 @@ import torch
 from paceline.codecs import Codec
 from paceline.codecs.naming import resolve_codec
 from paceline.data.pruning.sampler import FinePruning, InfoBatch
+from paceline.distributed.agreement import describe
 from paceline.drivers.ranks.exchanging import try_codec
 from paceline.drivers.ranks.group import ROUNDS
 from paceline.drivers.ranks.tracked_model import IN_USE, TrackedModel
@@ -97,7 +98,7 @@ def describe_optimizer(optimizer: torch.optim.Optimizer) -> str:
     'SGD(lr=0.1, momentum=0.9, dampening=0, weight_decay=0, nesterov=False, maximize=False)'
     """
     groups = [
-        ", ".join(f"{name}={value}" for name, value in group.items() if name not in HOW_IT_COMPUTES)
+        ", ".join(f"{name}={describe(value)}" for name, value in group.items() if name not in HOW_IT_COMPUTES)
         for group in optimizer.param_groups
     ]
     return f"{type(optimizer).__name__}({'; '.join(groups)})"

@@ -632,13 +632,11 @@ class RoundSync(RankLifecycle):
         rank that began its epoch late had passed that.
 
         Return whether all ranks have met here. A rank whose batches since they last did were all dropped, as not
-        finite, is at the same version still, and the others have gone on: it is not held up, and False is returned.
+        finite, is at the same version still. In an epoch the others have gone on: it is not held up, and False is
+        returned. Elsewhere they may be about to call it too; it waits until one of them trains on, or all have come.
         """
         self._check_alive()
-        if self._has_met_here:
-            return False
-        self._meet_others()
-        return True
+        return not self._has_gone_on and self._meet_others()
 
     @property
     def _has_met_here(self) -> bool:
@@ -646,21 +644,30 @@ class RoundSync(RankLifecycle):
         version, draws = self._met
         return self.version == version and self.draws > draws
 
-    def _meet_others(self) -> None:
+    @property
+    def _has_gone_on(self) -> bool:
+        """Whether the others have: in an epoch all meet at versions, and they were at this one before."""
+        return bool(self._epoch_ends) and self._has_met_here
+
+    def _meet_others(self) -> bool:
         self._tracked.check()
         with self._guarded():
             self._start()
-            self._meet(leaving=False)
+            return self._meet(leaving=False)
 
-    def _meet(self, *, leaving: bool) -> None:
+    def _meet(self, *, leaving: bool) -> bool:
         self._model.forget_gradients()
         apply = partial(self._apply_updates, beyond_epoch=True)
         apply()
         waiting = Waiting(
-            rank=self._place, version=self.version, fingerprint=self._model.fingerprint(), leaving=leaving
+            rank=self._place,
+            version=self.version,
+            fingerprint=self._model.fingerprint(),
+            leaving=leaving,
+            again=self._has_met_here and not leaving,
         )
         with in_phase(self._watched, "wait"):
-            self._loop.meet(waiting, while_waiting=apply, released=self._released)
+            return self._loop.meet(waiting, while_waiting=apply, released=self._released)
 
     def _released(self, release: AllWaiting) -> None:
         if self.version != release.version:
@@ -726,9 +733,11 @@ class RoundSync(RankLifecycle):
             raise RoundsError("rounds have ended with an error: they have no state") from self._failure
         if self._ended:
             return self._take_state()
-        if self._has_met_here and self._saved is not None:
-            return dict(self._saved)
-        self._meet_others()
+        saved = self._saved if self._has_met_here else None
+        if saved is not None and (self._has_gone_on or not self._meet_others()):
+            return dict(saved)
+        if saved is None:
+            self._meet_others()
         state = self._take_state()
         self._meet_others()  # nobody goes on before all have taken theirs: a round that closed would be in some of them
         self._saved = state

@@ -1,6 +1,7 @@
 """Who may join a run on loopback without TLS: who can read what its user alone can read.
 
-    server   RUN/workers.key                              mode 0600; a random key, a new one whenever a server starts
+    server   RUN/workers.key                              mode 0600; a random key, a new one whenever a server starts,
+                                                          and where its server listens
              /tmp/paceline-UID/127.0.0.1:29400 -> it      for workers that are given the address alone
     worker   shows "ID MAC(key, ID)" in its Hello         its own random ID: a token is of one worker, and for one seat
 
@@ -54,11 +55,13 @@ class Guard:
 
     def __init__(self, folder: Path) -> None:
         self._path, self._key = folder.absolute() / KEY, secrets.token_bytes(KEY_BYTES)
-        self._links: list[Path] = []
+        self._links, self._addresses, self._closed = list[Path](), list[str](), False
         self.write()
 
     def write(self) -> None:
-        """Write the key, readable by this user alone from its first moment on."""
+        """Write the key, readable by this user alone from its first moment on; not any more, when it is closed."""
+        if self._closed:
+            return
         with replacing(self._path) as temporary:
             file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with os.fdopen(file, "w") as sink:
@@ -67,22 +70,24 @@ class Guard:
                         f"{self._path.parent} keeps no file private, so that every user of this machine could join: "
                         "give another folder, keys (--tls), or --open if they may (in Python: open=True)"
                     )
-                sink.write(self._key.hex())
+                sink.write("\n".join([self._key.hex(), *self._addresses]))
 
     def link(self, addresses: Iterable[tuple[str, int]]) -> None:
         """Lead workers of this user that know an address alone to the key; OSError if there is no place to do so."""
+        self._addresses = [join_address(host, port) for host, port in addresses]
+        self.write()
         with suppress(FileExistsError):
             (LINKS / f"paceline-{os.geteuid()}").mkdir(mode=0o700)
         folder = links_of_user()
-        for old in folder.iterdir():
-            if not old.exists():  # of a server that was killed, and whose run is removed
-                old.unlink(missing_ok=True)
-        for host, port in addresses:
-            place = folder / join_address(host, port)
+        for address in self._addresses:
             temporary = folder / f".{secrets.token_hex(8)}"
             temporary.symlink_to(self._path)
-            temporary.replace(place)
-            self._links.append(place)
+            temporary.replace(folder / address)
+            self._links.append(folder / address)
+        for old in folder.iterdir():
+            with suppress(OSError):  # of which nothing can be known
+                if not old.exists():  # of a server that was killed, and whose run is removed
+                    old.unlink(missing_ok=True)
 
     def admits(self, shown: str) -> bool:
         """Return whether a token was made with the key."""
@@ -91,6 +96,7 @@ class Guard:
 
     def close(self) -> None:
         """Remove the key, which the next server would not know, and what leads to it."""
+        self._closed = True
         for place in self._links:
             with suppress(OSError):
                 if place.readlink() == self._path:
@@ -112,16 +118,38 @@ class Credential:
         """Return the address, and the token for the server there; "" if no key for it can be read."""
         for address, path in self._places():
             with suppress(FileNotFoundError):
-                self._last = address, bytes.fromhex(read_plain(path, most_bytes=MOST_KEY_BYTES).decode("ascii"))
+                key, listening = self._read(path)
+                self._last = address or self._meant(listening), key
                 break
         if self._last is None:
             return self._address, ""
         address, key = self._last
         return address, token(key, self._name)
 
+    def _read(self, path: Path) -> tuple[bytes, list[str]]:
+        """Return the key in a file, and where its server listens."""
+        try:
+            first, *listening = read_plain(path, most_bytes=MOST_KEY_BYTES).decode("ascii").split("\n")
+            return bytes.fromhex(first), listening
+        except FileNotFoundError:
+            raise
+        except (OSError, ValueError) as error:
+            raise AddressError(
+                f"{path} is no key that this user can read ({error}): the user who runs the server joins with it; for "
+                "others start the server with --open (in Python open=True)"
+            ) from error
+
+    def _meant(self, listening: list[str]) -> str:
+        """Return which of the server's addresses `localhost` is: another user may listen at the other one."""
+        host, port = parse_address(self._address)
+        if host != "localhost":
+            return self._address
+        known = [each for each in listening if parse_address(each)[1] == port]
+        return known[0] if known else join_address("127.0.0.1", port)
+
     def _places(self) -> Iterator[tuple[str, Path]]:
         if self._run is not None:
-            yield self._address, self._run / KEY
+            yield "", self._run / KEY
             return
         host, port = parse_address(self._address)
         if not is_loopback(host):

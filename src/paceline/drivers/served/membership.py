@@ -148,7 +148,7 @@ class Member(WorkerStatus):
 
         `samples` is the size of the batch that it is asked for, where batches are by speed.
         """
-        if version == self.sent_version:
+        if version == self.sent_version or self.sent_version < 0:  # another try; or the first that it is sent
             self.answered_version = version - 1
         self.sent_version, self.most_asked = version, max(samples, self.most_asked)
         self.sent_at[version], self.asked_samples[version] = now, samples

@@ -32,7 +32,7 @@ from paceline.drivers.served.admission import Guard
 from paceline.drivers.served.coordinator import Coordinator
 from paceline.drivers.served.membership import Seats
 from paceline.drivers.served.messages import model_signature
-from paceline.drivers.served.security import is_loopback
+from paceline.drivers.served.security import AddressError, is_loopback
 from paceline.drivers.served.server import Server
 from paceline.drivers.served.settings import EvaluateError, ServeError, ServerSettings
 from paceline.drivers.served.times import RunTimes
@@ -375,6 +375,7 @@ class ServerRun:
             return outcome
         finally:
             undo()
+            self.server.let_go()
             self._saver.shutdown(wait=True)
             self._measurer.shutdown(wait=False, cancel_futures=True)
             self._journal.close()
@@ -470,8 +471,11 @@ class ServerRun:
             self._rewritten = self._journal.rewritten
             if self.server.times is not None:
                 self.server.times.begin_again()
-            if self.server.guard is not None:
-                self.server.guard.write()
+            try:
+                if self.server.guard is not None:
+                    self.server.guard.write()
+            except (OSError, AddressError) as error:  # who is in, stays in
+                self._failed(f"workers of this user cannot join any more: the key was not written ({error})")
             self._failed(f"{self._settings.folder} was deleted or moved: its trace is written anew, and a checkpoint")
         checkpoint = self._checkpoint(now)
         snapshot = Snapshot(checkpoint.tensors)

@@ -61,8 +61,9 @@ REFUSALS_AT_ONCE, REFUSALS_PER_SECOND = 200, 5.0
 
 
 STRANGER = (
-    "this run is its user's alone: a worker must be able to read the run's folder (--run FOLDER, in Python run=), or "
-    "its server must let in every user of this machine (paceline serve --open, in Python open=True)"
+    "this run is its user's alone: a worker must be of the same user, who alone can read the key in the run's folder "
+    "(--run FOLDER, in Python run=), or its server must let in every user of this machine (paceline serve --open, in "
+    "Python open=True)"
 )
 
 
@@ -147,6 +148,7 @@ class Server:
         self._tasks: set[asyncio.Task[None]] = set()
         self._listeners: list[socket.socket] = []
         self._listening: list[asyncio.Task[None]] = []
+        self._has_let_go = False
         self.guard: Guard | None = None  # of a run that is its user's alone
         self._closing: tuple[str, str] | None = None
         self._parting = 0  # strangers that have been told goodbye and are still connected
@@ -207,7 +209,16 @@ class Server:
             await asyncio.wait(self._tasks, timeout=self.limits.farewell_seconds)
         for task in tuple(self._tasks):
             task.cancel()
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Let go of ports, key and threads, also where nobody could be told goodbye; once."""
+        if self._has_let_go:
+            return
+        self._has_let_go = True
         for listener in self._listeners:
+            with suppress(RuntimeError):  # of a loop that is closed
+                asyncio.get_running_loop().remove_reader(listener)
             listener.close()
         if self.guard is not None:
             self.guard.close()
@@ -613,6 +624,7 @@ class Server:
         self._stalls[worker] += 1
         if self._stalls[worker] < MOST_STALLS:
             return end
+        del self._stalls[worker]  # who comes in its place begins anew
         reason = (
             f"{MOST_STALLS} times in a row it got no further for {self.limits.stall_seconds:g} s, and sent nothing: "
             "if it needs longer for a block, give a batch more blocks or raise server.stall_seconds"

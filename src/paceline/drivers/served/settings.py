@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -88,7 +89,7 @@ def measured_by(evaluate: Callable[[nn.Module], object], module: nn.Module) -> M
 
 
 def _check_whole(name: str, value: object, *, least: int, most: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+    if not isinstance(value, Integral) or isinstance(value, bool) or not least <= int(value) <= most:
         raise ServeError(f"{name} must be a whole number between {least} and {most:,} ({name}={value!r})")
 
 
@@ -120,7 +121,7 @@ class Limits:
                 _check_whole(each.name, value, least=1, most=MOST_NUMBER)
                 continue
             least = 0 if each.name == "gather_seconds" else LEAST_SECONDS
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            is_number = isinstance(value, Real) and not isinstance(value, bool)
             if not (is_number and least <= value <= MOST_SECONDS):  # NaN is in no range
                 raise ServeError(
                     f"{each.name} must be a number of seconds between {least:g} and {MOST_SECONDS:,} "

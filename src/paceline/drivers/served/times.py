@@ -50,6 +50,7 @@ from pathlib import Path
 from paceline import __version__
 from paceline.drivers.served.messages import Gradient
 from paceline.files import discard
+from paceline.processes import seen_from
 from paceline.traces.journal import MOST_THREADS
 from paceline.traces.step_times import (
     FORMAT,
@@ -222,6 +223,7 @@ class RunTimes:
             workers=self._workers,
             host=host.rsplit(" pid ", 1)[0][:200],
             launch=self._launch,
+            seen_from=seen_from() if noun == "server" else "",
             sync="server",
             notes=(LOCAL_NOTE,) if local else (),
         )

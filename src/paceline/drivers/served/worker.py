@@ -83,7 +83,7 @@ class Worker:
     that came.
 
     A server on this machine without TLS lets in workers of its own user, who are known by a key in the run's folder.
-    Where the address alone does not lead to it (a container, another user who may read the folder), `run` names it.
+    Where the address alone does not lead to it (a container, a forwarded port), `run` names it.
     """
 
     def __init__(
