@@ -158,7 +158,10 @@ class StoreGather:
         try:
             self._wait_for(number, keys, doing, stop)
         except (RankGoneError, _OutOfTime) as error:
-            if self._gives_up(number, str(error) if isinstance(error, _OutOfTime) else ""):
+            if not again or self._counts_as_not_come(number):
+                if isinstance(error, _OutOfTime):
+                    self._store.set(f"{number}/{LATE}", str(error))
+                    self._store.add(CAME, LEFT)
                 if again:
                     self._take_back(number)
                 raise RankGoneError(str(error)) from None
@@ -189,15 +192,12 @@ class StoreGather:
                 raise RankGoneError(f"nobody waits for all ranks to {doing} any more")
             poll_seconds = min(2 * poll_seconds, POLL_SECONDS[1])
 
-    def _gives_up(self, number: int, late: str) -> bool:
-        """Count as not come, and let those that wait hear why; False where the last has come in this very moment."""
-        if self._store.add(CAME, -1) % LEFT + 1 >= (number + 1) * self.world:
-            self._store.add(CAME, 1)
-            return False
-        if late:
-            self._store.set(f"{number}/{LATE}", late)
-            self._store.add(CAME, LEFT)
-        return True
+    def _counts_as_not_come(self, number: int) -> bool:
+        """Take this rank off the count; False, and it stays, where the last has come in this very moment."""
+        if self._store.add(CAME, -1) % LEFT + 1 < (number + 1) * self.world:
+            return True
+        self._store.add(CAME, 1)
+        return False
 
     def _take_back(self, number: int) -> None:
         """Let this rank come again, and stay until those that have come have heard that it gave up.
