@@ -22,7 +22,7 @@ REFUSED = {
     "compute_loss_func": "losses=lambda outputs, inputs",
     "compute_loss": "Weighted has a compute_loss of its own",
     "other loss": "the model's own loss is",
-    "policy": "unknown pruning policy 'magic'; choose from info-batch, fine-pruning",
+    "policy": "unknown pruning policy 'magic'; choose from fine-pruning, info-batch",
     "setting": "info-batch has the settings ratio, delta (given: window)",
     "ratio": "ratio must be at least 0 and below 1",
     "rounds": "pruning and rounds cannot be in one Trainer",
@@ -106,7 +106,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(tmp_path):
     """In mid-epoch and between epochs, with dropout, momenta, weights, a codec; batches are not fetched again."""
     steps = {"save_strategy": "steps", "save_steps": 5}
     variants = {
-        "info": (INFO | steps | {"gradient_accumulation_steps": 2, "codec": "one-bit"}, 5),
+        "info": (INFO | steps | {"gradient_accumulation_steps": 2, "codec": "one-bit", "save_steps": 7}, 7),
         "grouped": (INFO | steps | {"train_sampling_strategy": "group_by_length", "ignore_data_skip": True}, 10),
         "fine": (FINE | {"save_strategy": "epoch", "optim": "sgd", "optim_args": "momentum=0.9"}, 11),
     }

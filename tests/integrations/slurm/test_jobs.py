@@ -151,7 +151,8 @@ def test_a_job_fails_with_its_workers_and_with_its_server(slurm):
     slurm.kill("train endless.toml")
     assert slurm.ended(endless, "killed") == "FAILED", slurm.output("killed")
     assert slurm.ended(failing, "failing") == "FAILED", slurm.output("failing")
-    assert "worker 1: RuntimeError: this node has no licence (on node3)" in slurm.output("failing")
+    told = r"worker 1: RuntimeError: this node has no licence \(raised [^()]*my_models\.py, line 8\) \(on node3\)"
+    assert re.search(told, slurm.output("failing")), slurm.output("failing")
     assert "go on with: paceline train --resume runs/failing --model all_fail:net --on slurm" in slurm.output("failing")
 
 

@@ -42,7 +42,8 @@ def place_of(loader: Iterable[Any]) -> dict[str, Any]:
         return {"kind": TAKEN}  # it is saved with the rounds
     if isinstance(batch_sampler, PrunedBatches):
         return {"kind": SAMPLER}
-    if callable(getattr(loader, "state_dict", None)) and callable(getattr(loader, "load_state_dict", None)):
+    keeps = getattr(loader, "use_stateful_dataloader", True)  # accelerate's loaders have the methods either way
+    if keeps and callable(getattr(loader, "state_dict", None)) and callable(getattr(loader, "load_state_dict", None)):
         return {"kind": LOADER}
     if isinstance(loader, list | tuple):
         return {"kind": LIST, "about": f"{len(loader)} batches"}
