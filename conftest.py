@@ -31,11 +31,14 @@ os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 # glibc's own settings, as a user's have. Numbers of <malloc.h>: M_MMAP_MAX, M_TRIM_THRESHOLD, M_TOP_PAD.
 KEEP_MEMORY = {-4: 0, -1: 2**31 - 1, -2: 2**24}
 
-settings.register_profile("paceline", deadline=None, derandomize=True)  # this machine is slow, and a test is no lottery
 QUICK, QUICK_EXAMPLES = bool(os.environ.get("PACELINE_TESTS_QUICK")), 10
+LONG = bool(os.environ.get("PACELINE_TESTS_LONG"))
 OF_ONE_TEST = "_hypothesis_internal_use_settings"  # where hypothesis keeps what a test's own @settings says
+# This machine is slow, and a test is no lottery. A law that says nothing of its examples has 30, or 100 in the long run.
+settings.register_profile("paceline", deadline=None, derandomize=True, max_examples=30)
+settings.register_profile("long", settings.get_profile("paceline"), max_examples=100)
 settings.register_profile("quick", settings.get_profile("paceline"), max_examples=QUICK_EXAMPLES)
-settings.load_profile("quick" if QUICK else "paceline")
+settings.load_profile("quick" if QUICK else "long" if LONG else "paceline")
 
 
 TESTS = Path(__file__).parent / "tests"
@@ -46,6 +49,7 @@ NEEDS_EXTRAS = {
     *(TESTS.parent / "src" / "paceline" / name for name in FRAMEWORKS),
     *(TESTS.parent / "docs" / f"{name}.md" for name in FRAMEWORKS),
 }
+OURS = ("tests.", "experiments.", "benchmarks.")
 STARTERS = {"tests.warm", "subprocess", "multiprocessing", "torch.multiprocessing"}
 COMPILERS, COMPILED_WITHIN_SECONDS = 2, 300.0
 AGAIN_SECONDS, STUCK_SECONDS = 20.0, 90.0  # beyond a test's limit
@@ -96,8 +100,10 @@ def pytest_xdist_auto_num_workers():
 
 
 def pytest_ignore_collect(collection_path):
-    """Leave what needs Trainer, Lightning or Ray to `make test-integrations`, whose environment has them."""
-    return True if not INTEGRATIONS and collection_path in NEEDS_EXTRAS else None
+    """Leave what needs Trainer, Lightning or Ray to `make test-integrations`, what takes long to `make test-long`."""
+    if not INTEGRATIONS and collection_path in NEEDS_EXTRAS:
+        return True
+    return True if not LONG and collection_path == TESTS / "long" else None
 
 
 @pytest.hookimpl(wrapper=True)
@@ -107,10 +113,15 @@ def pytest_collect_file(file_path):
     return [one for one in found if not (isinstance(one, DoctestModule) and TESTS in file_path.parents)]
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items):
-    """Mark what starts processes, which `make quick` leaves out; there, no test tries more than a few examples."""
+    """Mark what starts processes, which `make quick` leaves out; there, no test tries more than a few examples.
+
+    Tests that share a fixture of their module stay on one tester: each tester would make it again.
+    """
     found: dict[object, bool] = {}
     for item in items:
+        _stay_together(item)
         fixtures = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {}).values()
         functions = [getattr(item, "function", None), *(fixture.func for several in fixtures for fixture in several)]
         if any(_starts_processes(function, found) for function in functions):
@@ -120,13 +131,23 @@ def pytest_collection_modifyitems(items):
             setattr(functions[0], OF_ONE_TEST, settings(asked, max_examples=QUICK_EXAMPLES))
 
 
+def _stay_together(item):
+    """Put a test into a group with those that share its module's fixtures, parameter by parameter."""
+    known = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
+    wide = [name for name, made in known.items() if made[-1].scope in ("module", "session") and made[-1].baseid]
+    if wide and not item.get_closest_marker("xdist_group"):
+        indices = getattr(getattr(item, "callspec", None), "indices", {})
+        params = "-".join(str(indices[name]) for name in sorted(wide) if name in indices)
+        item.add_marker(pytest.mark.xdist_group(f"{item.module.__name__}:{params}"))
+
+
 def _starts_processes(thing, found):
     """Whether a function or class of the tests names what starts processes, or another that does."""
     thing = inspect.unwrap(getattr(getattr(thing, "hypothesis", None), "inner_test", thing))
     home = thing.__name__ if inspect.ismodule(thing) else getattr(thing, "__module__", None) or ""
     if home in STARTERS:
         return True
-    if not home.startswith(("tests.", "benchmarks.")) or not (inspect.isfunction(thing) or inspect.isclass(thing)):
+    if not home.startswith(OURS) or not (inspect.isfunction(thing) or inspect.isclass(thing)):
         return False
     if thing not in found:
         found[thing] = False  # while it is looked into: functions may name each other
@@ -147,7 +168,7 @@ def _named_by(function):
         for name in code.co_names:
             value = function.__globals__.get(name)
             yield value
-            if inspect.ismodule(value) and value.__name__.startswith(("tests.", "benchmarks.")):
+            if inspect.ismodule(value) and value.__name__.startswith(OURS):
                 yield from (vars(value).get(other) for other in code.co_names)
 
 

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 from rich import box
 from rich.table import Table
-from tests.diagnosis.recordings import USUAL, Delay, watched
 
 from benchmarks.options import Options
 from benchmarks.output import progress_bar, save, tables, titled
 from paceline.diagnosis import Diagnosis, diagnose
 from paceline.traces.recorded_run import read_run
+from tests.diagnosis.recordings import USUAL, Delay, watched
 
 NAME = "false-alarms"
 FIRST_SEED = 7_000_000

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from benchmarks.catalogue import BENCHMARKS
 
+from benchmarks.catalogue import BENCHMARKS
 from tests import warm
 
 ROOT = Path(__file__).parents[1]

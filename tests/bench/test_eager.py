@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-from benchmarks.codecs_eager import EagerOneBit, EagerQSGD
 
+from benchmarks.codecs_eager import EagerOneBit, EagerQSGD
 from paceline.codecs import QSGD, OneBit
 
 

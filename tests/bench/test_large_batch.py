@@ -6,6 +6,7 @@ import dataclasses
 import json
 
 import pytest
+
 from benchmarks import large_batch
 from benchmarks.large_batch_cases import (
     FINAL,
@@ -29,7 +30,6 @@ from benchmarks.large_batch_tables import tuning_notes, verdicts
 from benchmarks.large_batch_training import load, train
 from benchmarks.options import Options
 from benchmarks.output import save
-
 from paceline.reproduce import large_batch_training
 
 SMALL, LARGE = QUICK.batches

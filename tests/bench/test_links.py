@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 
 import pytest
+
 from benchmarks import links, plans
 from benchmarks.cable import Switch, why_not
 from benchmarks.links_lanes import FP16, NO_HOOK

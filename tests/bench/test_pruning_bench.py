@@ -7,6 +7,7 @@ import json
 
 import numpy as np
 import pytest
+
 from benchmarks import pruning, pruning_tables
 from benchmarks.options import Options
 from benchmarks.pruning_cases import (
@@ -29,7 +30,6 @@ from benchmarks.pruning_overhead_sides import Bookkeeping, Case, Epoch, LoaderEp
 from benchmarks.pruning_tables import PAPER, Spread, best_of, row_of, rows_of, verdicts
 from benchmarks.pruning_training import load, train
 from benchmarks.pruning_turns import TurnsPolicy
-
 from paceline.data.pruning import PRUNINGS
 
 INFO_BATCH = "info-batch"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 import pytest
-from benchmarks.cable import ADDRESSES, Cable, why_not
 
+from benchmarks.cable import ADDRESSES, Cable, why_not
 from paceline import Recipe, simulate
 from paceline.drivers.served.keys import make_keys
 from paceline.traces.journal import Evaluated, StepRecord, WorkerJoined, WorkerLeft

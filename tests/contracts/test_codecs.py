@@ -6,10 +6,10 @@ import re
 
 import pytest
 import torch
-from benchmarks.hostile import besiege
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.hostile import besiege
 from paceline.codecs import CODECS, NotFiniteError, OneBit, PayloadError, TopK, machine_code, make_codec
 from paceline.codecs.payload import HEADER_BYTES, read_header
 from tests.contracts.codec_variants import (

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import tyro
-from benchmarks.catalogue import BENCHMARKS
-from benchmarks.options import Options
 from torch.distributed.run import get_args_parser as torchrun_parser
 
+from benchmarks.catalogue import BENCHMARKS
+from benchmarks.options import Options
 from paceline.cli.main import COMMANDS, command_named
 from tests.docs.pages import ROOT
 

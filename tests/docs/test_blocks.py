@@ -26,8 +26,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from conftest import NEEDS_EXTRAS
 
+from conftest import NEEDS_EXTRAS
 from paceline import Recipe
 from paceline.cli.main import main
 from tests.docs.commands import problem_of

@@ -32,9 +32,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, FileSystemLoader, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from paceline.reports.chart import PAGE_COLOURS, Chart, Scheme
@@ -72,9 +73,10 @@ def page_html(
     sentences: Iterable[str] = (),
     figures: Sequence[Chart] = (),
     colours: Mapping[Scheme, Mapping[str, str]] = PAGE_COLOURS,
+    folder: Path | None = None,
     **content: Any,
 ) -> str:
-    """Return a page: a template of assets/ with everything that it holds.
+    """Return a page: a template of assets/, or of a folder of its own, with everything that it holds.
 
     `title`, `headline`, `conditions` (short phrases) and `sentences` (below the headline) are plain text.
     `figures` are the charts that the page's script draws; `content` is what else the template asks for.
@@ -86,7 +88,7 @@ def page_html(
     """
     drawn = {chart.name: {"data": chart.data, "layout": chart.layout} for chart in figures}
     return (
-        _templates()
+        _templates(folder)
         .get_template(template)
         .render(
             content,
@@ -104,9 +106,10 @@ def page_html(
 
 
 @cache
-def _templates() -> Environment:
+def _templates(folder: Path | None) -> Environment:
+    ours = PackageLoader("paceline.reports", "assets")
     templates = Environment(
-        loader=PackageLoader("paceline.reports", "assets"),
+        loader=ours if folder is None else ChoiceLoader([FileSystemLoader(folder), ours]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -7,9 +7,9 @@ import threading
 
 import pytest
 import torch
-from benchmarks.slow_proxy import SlowLink
 from torch import nn
 
+from benchmarks.slow_proxy import SlowLink
 from paceline import Full, Worker
 from paceline.drivers.served.run import open_run
 from paceline.drivers.served.settings import Limits, ServerSettings

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.slow_proxy import SlowLink
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from benchmarks.slow_proxy import SlowLink
 from paceline import Full, Worker
 from paceline.drivers.served.messages import Gradient
 from paceline.drivers.served.run import open_run

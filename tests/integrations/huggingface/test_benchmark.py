@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from benchmarks.cable import why_not
 
 ROOT = Path(__file__).parents[3]
