@@ -34,7 +34,7 @@ KEEP_MEMORY = {-4: 0, -1: 2**31 - 1, -2: 2**24}
 QUICK, QUICK_EXAMPLES = bool(os.environ.get("PACELINE_TESTS_QUICK")), 10
 LONG = bool(os.environ.get("PACELINE_TESTS_LONG"))
 OF_ONE_TEST = "_hypothesis_internal_use_settings"  # where hypothesis keeps what a test's own @settings says
-# This machine is slow, and a test is no lottery. A law that says nothing of its examples has 30, or 100 in the long run.
+# A slow machine is no failure, and a test is no lottery. A law that names no examples has 30, in the long run 100.
 settings.register_profile("paceline", deadline=None, derandomize=True, max_examples=30)
 settings.register_profile("long", settings.get_profile("paceline"), max_examples=100)
 settings.register_profile("quick", settings.get_profile("paceline"), max_examples=QUICK_EXAMPLES)
