@@ -4,6 +4,7 @@ Pages link to files of the repository as GitHub wants it, relative to themselves
 `../../examples/skewed.toml`. On the site these files have places of their own, and links to them are rewritten:
 
     CHANGELOG.md, CONTRIBUTING.md, SECURITY.md    pages
+    experiments/                                  its pages: what there is, the log, and what came out
     examples/                                     a page that lists the scripts and recipes; each is copied as it is
     README.md                                     the first page, index.md
 
@@ -25,7 +26,15 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 PROJECT = Path(__file__).parents[2]
-PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md", "SECURITY.md": "security.md"}
+PAGES = {
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
+    "experiments/README.md": "experiments.md",
+    "experiments/LOG.md": "log.md",
+    "experiments/results/papers.md": "results/papers.md",
+    "experiments/results/benchmarks.md": "results/benchmarks.md",
+}
 PLACES = {**PAGES, "README.md": "index.md", "examples": "examples.md"}
 """A file of the repository -> its page on the site."""
 

@@ -20,7 +20,7 @@ from functools import cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-DOCS = ROOT / "docs"
+DOCS, EXPERIMENTS = ROOT / "docs", ROOT / "experiments"
 READ_AT_THE_TOP = ("README.md", "CONTRIBUTING.md", "SECURITY.md")
 FENCE = re.compile(r"^(?P<indent> *)(?P<ticks>`{3,})(?P<language>[\w+-]*)(?P<rest>[^`]*)$")
 MARK = re.compile(r"^\s*<!-- block: (?P<mark>.+?) -->\s*$")
@@ -223,9 +223,9 @@ def read(path: Path) -> Page:
 
 
 def all_pages() -> list[Page]:
-    """Return every page that users read: those at the top of the repository, and all below docs/."""
+    """Return every page that users read: those at the top of the repository, and all below docs/ and experiments/."""
     top = [ROOT / name for name in READ_AT_THE_TOP if (ROOT / name).is_file()]
-    return [read(path) for path in (*top, *sorted(DOCS.rglob("*.md")))]
+    return [read(path) for path in (*top, *sorted(DOCS.rglob("*.md")), *sorted(EXPERIMENTS.rglob("*.md")))]
 
 
 def blocks(page: str, language: str = "python") -> list[str]:

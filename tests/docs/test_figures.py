@@ -4,7 +4,8 @@ Whoever writes a figure has one rule to keep, in README.md and in every page of 
 
     A measured figure (a number with %, times, points, s, ms, MB and the like, or with a decimal point) stands in a
     paragraph, list item or table row that links to its source, and the source has that number:
-      - a section of benchmarks.md (`benchmarks.md#links`), which counts with its results below `### make bench ...`;
+      - a section of benchmarks.md (`benchmarks.md#links`), which counts with what experiments/results/benchmarks.md has
+        below `make bench ...`;
       - a section of another page (`../codecs.md#which-one`), which keeps this rule itself;
       - a block of the same page: the command, the script, the recipe or the output that the page shows;
       - or, where the page has no room for the output, a command that makes it: `<!-- figures: COMMAND -->` on the line
@@ -26,7 +27,7 @@ import runpy
 import pytest
 
 from tests.docs.commands import problem_of
-from tests.docs.pages import CODE_SPAN, DOCS, LINK, ROOT, Page, Paragraph, all_pages, read
+from tests.docs.pages import CODE_SPAN, DOCS, EXPERIMENTS, LINK, ROOT, Page, Paragraph, all_pages, read
 
 PAGES = all_pages()
 STRICT = [
@@ -34,8 +35,8 @@ STRICT = [
     for page in PAGES
     if page.name in ("README.md", "docs/index.md", "docs/which-part.md") or "/guides/" in page.name
 ]
-OTHERS = [page for page in PAGES if page not in STRICT and page.name != "docs/benchmarks.md"]
-BENCHMARKS = read(DOCS / "benchmarks.md")
+BENCHMARKS, RESULTS = read(DOCS / "benchmarks.md"), read(EXPERIMENTS / "results" / "benchmarks.md")
+OTHERS = [page for page in PAGES if page not in (*STRICT, BENCHMARKS, RESULTS)]
 COMPUTED = {("docs/codecs.md", "which-one")}  # a table of quotients, which a test here computes again
 UNITS = (
     r"%|times|points?|x|s|ms|seconds|minutes|hours|kB|MB|GB|kilobytes|(?:samples|steps|rounds|images)(?:/s| a second)"
@@ -88,10 +89,10 @@ def _benchmark(anchor: str) -> str:
     if anchor not in {heading.anchor for heading in BENCHMARKS.headings}:
         return ""
     text = BENCHMARKS.section(anchor)
-    for heading in BENCHMARKS.headings:
+    for heading in RESULTS.headings:
         found = RESULT.match(heading.text)
         if found and (found[2] or found[3]).split()[0].startswith(anchor.removesuffix("s")):
-            text += BENCHMARKS.section(heading.anchor)
+            text += RESULTS.section(heading.anchor)
     return text
 
 
@@ -159,10 +160,9 @@ def test_a_figure_without_its_source_is_found(text, found):
 
 
 def test_every_result_names_a_benchmark_and_options_that_there_are():
-    commands = [found[1] for heading in BENCHMARKS.headings if (found := RESULT.match(heading.text))]
+    commands = [found[1] for heading in RESULTS.headings if (found := RESULT.match(heading.text))]
     assert len(commands) > 20
-    below = BENCHMARKS.section("results")
-    assert len(commands) == below.count("\n### "), "a heading below Results that is no command"
+    assert len(commands) == RESULTS.text.count("\n## "), "a heading that is no command"
     assert [wrong for command in commands if (wrong := problem_of(command))] == []
 
 
@@ -186,7 +186,7 @@ PLANS = ("all-reduce", "gather", "two-step")
 def step_times() -> dict[tuple[str, int, int], float]:
     """Return the ms of a step by codec, ranks and Mbit/s: as chosen in `plans`, and at 200 Mbit/s in `links`."""
     found = {}
-    plans, links = (BENCHMARKS.section(f"make-bench-args{name}") for name in ("plans", "links"))
+    plans, links = (RESULTS.section(f"make-bench-args{name}") for name in ("plans", "links"))
     for part in re.split(r"(?=, \d ranks\n)", plans)[1:]:
         for row in TIMES.finditer(part):
             ms = dict(zip(PLANS, row["plans"].split(), strict=True))[row["choice"]]
