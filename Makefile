@@ -12,7 +12,7 @@ ARGS   ?=
 # usual setting. Most of what is installed is never loaded, so nothing is compiled in advance.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup setup-integrations race test test-integrations quick test-all lint types dist bench clean
+.PHONY: setup setup-integrations race test test-long test-integrations quick test-all lint types dist reproduce bench clean
 
 setup: $(READY)
 
@@ -27,6 +27,10 @@ race: $(READY)
 
 test: $(READY)
 	@$(BIN)/python -m pytest -n auto --dist loadgroup $(ARGS)
+
+# The same with more examples of each law, and tests/long: every experiment as a toy.
+test-long: $(READY)
+	@PACELINE_TESTS_LONG=1 $(BIN)/python -m pytest -n auto --dist loadgroup $(ARGS)
 
 # What runs inside Trainer, Lightning, Ray and Slurm, in an environment of its own: these are large, and none is needed.
 # It holds only what $(VENV) lacks, and finds the rest there by a .pth file, so that torch is installed once.
@@ -70,8 +74,12 @@ types: $(READY)
 dist: $(READY)
 	@rm -rf dist && $(BIN)/python -m hatchling build
 
+# Figures of the papers, and questions and timings of our own: names in ARGS, or none for a list.
+reproduce: $(READY)
+	@$(BIN)/python -m experiments --of papers $(ARGS)
+
 bench: $(PEERS)
-	@$(BIN)/python -m benchmarks $(ARGS)
+	@$(BIN)/python -m experiments --of questions,timings $(ARGS)
 
 $(PEERS): $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'

@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     0: all ran, whatever came out. 1: one failed; the others ran. 2: asked for wrongly.
     """
-    options = tyro.cli(Options, prog="python -m experiments", args=arguments, config=(tyro.conf.FlagCreatePairsOff,))
+    options = parsed(arguments)
     try:
         found = experiments_of(options)
         if not options.names:
@@ -76,6 +76,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
+
+
+def parsed(arguments: Sequence[str] | None = None) -> Options:
+    """Return what a command line says; SystemExit where it cannot be read."""
+    return tyro.cli(Options, prog="python -m experiments", args=arguments, config=(tyro.conf.FlagCreatePairsOff,))
 
 
 def load() -> dict[str, Experiment]:

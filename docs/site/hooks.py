@@ -3,10 +3,10 @@
 Pages link to files of the repository as GitHub wants it, relative to themselves: `../CHANGELOG.md`,
 `../../examples/skewed.toml`. On the site these files have places of their own, and links to them are rewritten:
 
+    README.md                                     the first page, index.md
     CHANGELOG.md, CONTRIBUTING.md, SECURITY.md    pages
     experiments/                                  its pages: what there is, the log, and what came out
     examples/                                     a page that lists the scripts and recipes; each is copied as it is
-    README.md                                     the first page, index.md
 
 A link to any other file outside of docs/ is left as it is, and `mkdocs build --strict` refuses it. `exclude_docs` of
 mkdocs.yml names programs by their folders: a plain `*.py` would leave out the examples too.
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 PROJECT = Path(__file__).parents[2]
 PAGES = {
+    "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
@@ -35,7 +36,7 @@ PAGES = {
     "experiments/results/papers.md": "results/papers.md",
     "experiments/results/benchmarks.md": "results/benchmarks.md",
 }
-PLACES = {**PAGES, "README.md": "index.md", "examples": "examples.md"}
+PLACES = {**PAGES, "examples": "examples.md"}
 """A file of the repository -> its page on the site."""
 
 FENCED = re.compile(r"^(?P<fence>`{3,}).*?^(?P=fence)$", re.DOTALL | re.MULTILINE)

@@ -10,11 +10,9 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
-import tyro
 from torch.distributed.run import get_args_parser as torchrun_parser
 
-from benchmarks.catalogue import BENCHMARKS
-from benchmarks.options import Options
+from experiments.__main__ import experiments_of, parsed, settings_of
 from paceline.cli.main import COMMANDS, command_named
 from tests.docs.pages import ROOT
 
@@ -111,9 +109,9 @@ def _wrong_torchrun(arguments: list[str], root: Path) -> str | None:
 def _wrong_python(arguments: list[str], root: Path) -> str | None:
     if arguments[:1] == ["-m"]:
         module, rest = arguments[1], arguments[2:]
-        return {"paceline": _wrong_paceline, "benchmarks": _wrong_benchmarks}.get(module, lambda rest: None)(rest)
+        return {"paceline": _wrong_paceline, "experiments": _wrong_experiments}.get(module, lambda rest: None)(rest)
     script, options = arguments[0], [word.partition("=")[0] for word in arguments[1:] if word.startswith("--")]
-    if not script.startswith(("examples/", "docs/", "benchmarks/", "tests/")):
+    if not script.startswith(("examples/", "docs/", "experiments/", "tests/")):
         return None  # a script of the reader's own
     if not (root / script).is_file():
         return f"there is no {script}"
@@ -132,15 +130,19 @@ def _options_of(script: str) -> set[str]:
     return named | opposites
 
 
-def _wrong_benchmarks(arguments: list[str]) -> str | None:
+def _wrong_experiments(arguments: list[str]) -> str | None:
     heard = io.StringIO()
     try:
         with contextlib.redirect_stderr(heard), contextlib.redirect_stdout(heard):
-            options = tyro.cli(Options, args=arguments, config=(tyro.conf.FlagCreatePairsOff,))
+            options = parsed(arguments)
+            for experiment in experiments_of(options):
+                if options.names:
+                    settings_of(experiment, options)
     except SystemExit:
         return " ".join(heard.getvalue().split())
-    unknown = [name for name in options.names if name not in (*BENCHMARKS, "all")]
-    return f"there is no benchmark {unknown[0]!r}" if unknown else None
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def _wrong_make(arguments: list[str], root: Path) -> str | None:
@@ -150,7 +152,9 @@ def _wrong_make(arguments: list[str], root: Path) -> str | None:
         if word not in targets:
             return f"the Makefile has no {word}"
     given = next((word.partition("=")[2] for word in arguments if word.startswith("ARGS=")), "")
-    return _wrong_benchmarks(shlex.split(given)) if asked == ["bench"] and given else None
+    rooms = {"reproduce": "papers", "bench": "questions,timings"}
+    of = rooms.get(asked[0]) if asked else None
+    return _wrong_experiments(["--of", of, *shlex.split(given)]) if of else None
 
 
 def _wrong_pip(arguments: list[str], root: Path) -> str | None:

@@ -104,7 +104,7 @@ def trained(code, page, **more):
 
 
 def first_blocks():
-    hook, balanced, averages, rounds = code_of("../README.md", "test_first_blocks")
+    hook, balanced = code_of("../README.md", "test_first_blocks")
     names = readers_names()
     before = losses_of(names)
     run(hook, names, "README.md")
@@ -113,7 +113,7 @@ def first_blocks():
         names["loss_function"](names["model"](inputs), targets).backward()
         names["optimizer"].step()
     compressed = {"before": before, "after": losses_of(names), "parameters": numbers_of(names["model"])}
-    return [compressed, *(trained(code, "README.md")[0] for code in (balanced, averages, rounds))]
+    return [compressed, trained(balanced, "README.md")[0]]
 
 
 def balance():

@@ -234,5 +234,15 @@ def blocks(page: str, language: str = "python") -> list[str]:
 
 
 def blocks_run_by(page: str, test: str) -> list[str]:
-    """Return the code on a page of docs/ whose marks name a test, in its order."""
-    return [block.code for block in read(DOCS / page).blocks if block.mark == f"run by {test}"]
+    """Return the code on a page of docs/ whose marks name a test, in its order; of a diff, the code after it."""
+    found = [block for block in read(DOCS / page).blocks if block.mark == f"run by {test}"]
+    return [after(block.code) if block.language == "diff" else block.code for block in found]
+
+
+def after(diff: str) -> str:
+    """Return what a diff leaves.
+
+    >>> after(" model = network\\n-train(model)\\n+train(model, quickly=True)\\n")
+    'model = network\\ntrain(model, quickly=True)\\n'
+    """
+    return "".join(line[1:] for line in diff.splitlines(keepends=True) if not line.startswith("-"))

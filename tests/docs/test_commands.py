@@ -49,7 +49,7 @@ def test_the_commands_are_found():
         ("torchrun --nproc-per-nod 2 train.py", "nproc-per-nod"),
         ("torchrun --nproc-per-node 4 -m paceline train my.toml --ot runs/mine", "--ot"),
         ("python docs/images/make.py look PAGE OUT.png --widht 390", "has no --widht"),
-        ("python -m benchmarks nothing", "no benchmark 'nothing'"),
+        ("python -m experiments nothing", "unknown experiment 'nothing'"),
         ('make bench ARGS="claims --sedes 3"', "--sedes"),
         ("make reace", "the Makefile has no reace"),
         ("pip install 'paceline[huggingfaces]'", "no extra 'huggingfaces'"),

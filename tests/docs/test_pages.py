@@ -36,11 +36,9 @@ def learned(answers):
     assert answers[0]["parameters"] == answers[1]["parameters"]
 
 
-def test_first_blocks(ranks):  # README.md, index.md
+def test_first_blocks(ranks):  # README.md
     for answers in zip(*ranks.do("first_blocks"), strict=True):
         learned(answers)
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert blocks_run_by("index.md", f"{HERE}::test_first_blocks")[0] in readme
 
 
 def test_balance(ranks):  # balance.md

@@ -1,4 +1,4 @@
-"""Which parts go together: the tables of docs/guides/everything-at-once.md, cell by cell where no launch is needed."""
+"""Which parts go together: the tables of docs/which-part.md, cell by cell where no launch is needed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from paceline import Recipe, simulate
 from paceline.drivers.rounds.preparation import refuse_collective_sampler
 from paceline.recipes import RecipeError
 
-PAGE = Path(__file__).parents[2] / "docs" / "guides" / "everything-at-once.md"
+PAGE = Path(__file__).parents[2] / "docs" / "which-part.md"
 STRATEGIES = ("full", "fastest-k", "lgc", "async", "full@ranks", "fastest-k@ranks", "lgc@ranks")
 AVERAGING = ("ssgd", "local-sgd", "bmuf", "diloco", "hpsgd")
 
