@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
-from experiments.core.story import Size
+from experiments.core.story import Runs, Size
 from experiments.papers.published import LGC_SETTING
 from paceline.recipes import Recipe
 
 LANES = ("full", "fastest-k", "lgc")
 ROUNDS_OF_AN_EPOCH = 156  # ten workers with batches of 32 on 50,000 images
+MEASURED = ("loss", "accuracy", "seconds")
 
 
 def base_recipe(size: Size, *, rounds: int | None = None) -> Recipe:
@@ -38,3 +40,13 @@ def smaller_remarks(size: Size) -> Iterator[str]:
 def job_seconds(size: Size, rounds: int) -> float:
     """Return about how long a run takes on one core."""
     return float(size.pick(0.5, 0.05 * rounds, 3.0 * rounds))
+
+
+def ends_of(runs: Runs) -> dict[Any, dict[str, float]]:
+    """Return the loss, the accuracy and the seconds at the end of each key's runs: means over the seeds.
+
+    >>> ends_of(Runs(lgc=[{"loss": 1.0, "accuracy": 0.5, "seconds": 2.0, "rounds": 8}]))
+    {'lgc': {'loss': 1.0, 'accuracy': 0.5, 'seconds': 2.0}}
+    """
+    means = {name: runs.mean(name) for name in MEASURED}
+    return {key: {name: means[name][key] for name in MEASURED} for key in runs}
