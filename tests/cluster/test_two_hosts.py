@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from benchmarks.cable import ADDRESSES, Cable, why_not
+from experiments.core.hosts import ADDRESSES, Cable, why_not
 from paceline import Recipe, simulate
 from paceline.drivers.served.keys import make_keys
 from paceline.traces.journal import Evaluated, StepRecord, WorkerJoined, WorkerLeft

@@ -11,7 +11,7 @@ import subprocess
 import pytest
 import torch
 
-from benchmarks.cable import why_not
+from experiments.core.hosts import why_not
 from tests.docs.commands import commands_of
 from tests.docs.pages import blocks
 from tests.examples.scripts import EXAMPLES, run
