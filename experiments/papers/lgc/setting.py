@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -50,3 +51,12 @@ def ends_of(runs: Runs) -> dict[Any, dict[str, float]]:
     """
     means = {name: runs.mean(name) for name in MEASURED}
     return {key: {name: means[name][key] for name in MEASURED} for key in runs}
+
+
+def ratio_text(value: float) -> str:
+    """Write a loss against another.
+
+    >>> ratio_text(0.9914), ratio_text(math.nan)
+    ('0.991', 'none')
+    """
+    return "none" if math.isnan(value) else f"{value:.3f}"
