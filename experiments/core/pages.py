@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +71,7 @@ class Told:
             "claims": [{**dataclasses.asdict(claim), "about": claim.about} for claim in self.findings.claims],
             "missed": len(self.findings.missed),
             "skipped": self.findings.skipped,
+            "machine": machine(),
             "tables": [
                 {"title": table.title, "headings": table.headings, "rows": table.rows, "caption": table.caption}
                 for table in self.findings.tables
@@ -77,6 +81,17 @@ class Told:
         }
         document: dict[str, Any] = plain(found)
         return document
+
+
+def machine() -> dict[str, Any]:
+    """Return what an experiment was run on."""
+    return {
+        "cores": os.cpu_count(),
+        "processor": platform.processor() or platform.machine(),
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "paceline": version("paceline"),
+    }
 
 
 def seeds_text(seeds: Sequence[int]) -> str:
