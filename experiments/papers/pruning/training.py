@@ -90,15 +90,17 @@ class PruningSize:
         return load_images(self.data, images=self.images, shrink=self.shrink, normalise=True)
 
 
+TOY_SIZE = PruningSize(data="digits", shrink=1, images=128, epochs=10, batch=32, padding=1)
+
+
 def pruning_size(size: Size, **laboratory: Any) -> PruningSize:
     """Return how much is trained at a size: digits, what the laboratory is given, or the paper's own.
 
     >>> pruning_size(Size(), images=5_000).images, pruning_size(Size("full"), images=5_000).images
     (5000, 50000)
     """
-    toy = PruningSize(data="digits", shrink=1, images=128, epochs=10, batch=32, padding=1)
     full = PruningSize(shrink=1, images=CIFAR_SAMPLES, epochs=PRUNING_EPOCHS, padding=4)
-    chosen: PruningSize = size.pick(toy, PruningSize(**laboratory), full)
+    chosen: PruningSize = size.pick(TOY_SIZE, PruningSize(**laboratory), full)
     return chosen
 
 
