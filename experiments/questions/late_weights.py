@@ -44,11 +44,11 @@ WARMUP, MOST = 10, 1.03
     data=("cifar10",),
     seeds=5,
 )
-def late_weights(size: Size, *, data: tuple[str, ...] = tuple(NETWORKS)) -> Telling:
-    for name in data:
+def late_weights(size: Size, *, datasets: tuple[str, ...] = tuple(NETWORKS)) -> Telling:
+    for name in datasets:
         if name not in NETWORKS:
             raise unknown("data set", name, NETWORKS)
-    data = ("digits",) if size.toy else data or tuple(NETWORKS)
+    chosen = ("digits",) if size.toy else datasets or tuple(NETWORKS)
     rounds = size.pick(8, 300)
     skews, persistences = size.pick((3,), (1, 2, 3)), size.pick((10,), (1, 10, 50))
     settings = list(product(skews, persistences))
@@ -57,10 +57,10 @@ def late_weights(size: Size, *, data: tuple[str, ...] = tuple(NETWORKS)) -> Tell
         recipe = recipe_of(name, c, persistences[0] if lane == "full" else h, lane, rounds)
         return recipe_job(recipe, seconds=size.pick(0.2, SECONDS[name]))
 
-    runs = yield {(name, c, h, lane): job(name, c, h, lane) for name, (c, h), lane in product(data, settings, LANES)}
+    runs = yield {(name, c, h, lane): job(name, c, h, lane) for name, (c, h), lane in product(chosen, settings, LANES)}
 
     losses, accuracy, numbers = runs.each("loss"), runs.mean("accuracy"), list[dict[str, Any]]()
-    for name in data:
+    for name in chosen:
         ratios = {
             (*setting, weight): list(map(ratio, losses[name, *setting, weight], losses[name, *setting, "full"]))
             for setting, weight in product(settings, WEIGHTS)
