@@ -9,7 +9,7 @@ settings, and what the paper's numbers imply, are those of `hpsgd-5a`.
 from __future__ import annotations
 
 from experiments.core.claims import figure, percent, within
-from experiments.core.story import NAN, Numbers, Size, Telling, experiment
+from experiments.core.story import Numbers, Size, Telling, experiment
 from experiments.papers.hpsgd.scaling import ALONE, HARDWARE, SAME, cells_of, efficiencies, implied_told, scale_job
 from experiments.papers.published import HPSGD_FIGURE_5A
 from paceline.reports.table import PlainTable
@@ -28,17 +28,19 @@ def scale(size: Size) -> Telling:
     sizes = size.pick((4, 16), (4, 8, 16, 64, 1024))
     rounds = size.pick(10, ROUNDS)
     cells = cells_of(AVERAGING, sizes)
-    jobs = {cell: scale_job(cell, rounds, seconds=cell[2] * rounds / 70_000) for cell in cells}
+    jobs = {cell: scale_job(cell, rounds, seconds=cell[2] * rounds / 100_000) for cell in cells}
     runs = yield {ALONE: scale_job(ALONE, ROUNDS, seconds=0.1), **jobs}
     found = efficiencies(runs)
     for name, hardware in HARDWARE.items():
-        rows = [
-            (member, *(percent(found.get((name, member, workers), NAN)) for workers in sizes)) for member in AVERAGING
-        ]
+        rows = []
+        for member in AVERAGING:
+            own = [found.get((name, member, workers)) for workers in sizes]
+            rows.append((member, *("-" if each is None else percent(each) for each in own)))
+        rows.append(("ring / mean step", *(f"{hardware.ring_in_steps(workers):.2f}" for workers in sizes)))
         yield PlainTable(
             title=f"Scale efficiency, {name}",
             headings=("member", *(f"{workers:,}" for workers in sizes)),
-            rows=[*rows, ("ring / mean step", *(f"{hardware.ring_in_steps(workers):.2f}" for workers in sizes))],
+            rows=rows,
             caption=f"{rounds} rounds; local-sgd and bmuf average every {AVERAGING['local-sgd'].period} steps, diloco "
             f"every {AVERAGING['diloco'].period}.\n100 %: N workers are N times as fast as one alone.",
         )
@@ -53,6 +55,8 @@ def scale(size: Size) -> Telling:
     yield Numbers(
         {
             "alone_batches_per_second": runs.mean("batches_per_second")[ALONE],
-            "efficiency": {f"{hardware}, {member}, {workers}": each for (hardware, member, workers), each in found.items()},
+            "efficiency": {
+                f"{hardware}, {member}, {workers}": each for (hardware, member, workers), each in found.items()
+            },
         }
     )

@@ -164,7 +164,7 @@ def undecided_remark(claims: Iterable[Claim]) -> str:
     """Return a remark that says how many claims are not judged because the measurements cannot tell lanes apart.
 
     >>> lanes = {"hpsgd": Reached(after=21.4, at=22.8, by=24.1), "local-sgd": Reached(after=20.4, at=28.1, by=30.8)}
-    >>> undecided_remark([sooner("HPSGD before Local SGD", lanes), sooner("HPSGD first", {**lanes, "hpsgd": Reached()})])
+    >>> undecided_remark([sooner("HPSGD first", lanes), sooner("HPSGD first", {**lanes, "hpsgd": Reached()})])
     'Of 2 claims to judge, 1 is not judged, because the measurements cannot tell the lanes apart.'
     """
     to_judge = [claim for claim in claims if claim.judged or TOO_FEW in claim.because]

@@ -203,7 +203,10 @@ def figure_5a(size: Size) -> Telling:
             yield within(f"{text}, the least of all N, {hardware}", least, least=limit, kind="winner")
         yield ahead(
             f"share of its efficiency that is kept from {sizes[0]} to {sizes[-1]} workers, {hardware}",
-            {lane: found[hardware, lane, sizes[-1]] / found[hardware, lane, sizes[0]] for lane in ("hpsgd", "local-sgd")},
+            {
+                lane: found[hardware, lane, sizes[-1]] / found[hardware, lane, sizes[0]]
+                for lane in ("hpsgd", "local-sgd")
+            },
             best="high",
             write=percent,
         )
