@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from paceline.lookup import unknown
 from paceline.models import build_model
 from paceline.pipeline.devices import Device
 from paceline.pipeline.graph import ModelGraph, PieceModule, cut_pieces
@@ -88,8 +89,8 @@ class Subject:
         layers, pieces = 2 * (self.depth + 2) * self.stages, self.stages * chunks
         return tuple(1 + round(number * layers / pieces) for number in range(1, pieces))
 
-    def sized(self, microbatch: int | None, seed: int) -> Subject:
-        """Return the same subject with another micro-batch, if one is given, and another seed."""
+    def sized(self, microbatch: int, seed: int) -> Subject:
+        """Return the same subject with another micro-batch, if it is not 0, and another seed."""
         return dataclasses.replace(self, microbatch=microbatch or self.microbatch, seed=seed)
 
     def batch(self, microbatches: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -98,6 +99,22 @@ class Subject:
         shape = (self.narrow,) if self.model == ALIKE else (IMAGE[0], self.side, self.side)
         inputs = torch.randn(samples, *shape, generator=draws)
         return inputs, torch.randint(CLASSES, (samples,), generator=draws)
+
+
+def subjects_of(
+    choices: Sequence[Subject], only: Sequence[str], microbatch: int = 0, seed: int = 0
+) -> tuple[Subject, ...]:
+    """Return the subjects whose models are named, all if none is, with another micro-batch (0: their own) and a seed.
+
+    >>> subjects_of([Subject(model="lenet", microbatch=2)], ["vgg"])
+    Traceback (most recent call last):
+    ValueError: unknown network 'vgg'; choose from lenet
+    """
+    names = [each.model for each in choices]
+    for name in only:
+        if name not in names:
+            raise unknown("network", name, names)
+    return tuple(each.sized(microbatch, seed) for each in choices if not only or each.model in only)
 
 
 class Offset(nn.Module):
