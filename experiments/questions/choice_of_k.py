@@ -22,12 +22,12 @@ from itertools import product
 from statistics import fmean
 from typing import Any, Literal, TypeAlias
 
-from experiments.core.claims import figure, within
+from experiments.core.claims import within
 from experiments.core.pages import seeds_text
 from experiments.core.story import NAN, Job, Numbers, Size, Telling, experiment
+from experiments.papers.lgc.setting import chosen, ratio_text
 from experiments.questions.late_weights import geometric_mean
 from paceline.data import Dataset
-from paceline.lookup import unknown
 from paceline.recipes import Recipe
 from paceline.recipes.assembly import load_data
 from paceline.reports.table import PlainTable
@@ -51,7 +51,7 @@ MOST = 1.05
     seeds=5,
 )
 def choice_of_k(size: Size, *, delays: tuple[str, ...] = DELAYS, strategies: tuple[str, ...] = STRATEGIES) -> Telling:
-    delays, strategies = _chosen("delay model", delays, DELAYS), _chosen("strategy", strategies, STRATEGIES)
+    delays, strategies = chosen("delay model", delays, DELAYS), chosen("strategy", strategies, STRATEGIES)
     delays = size.pick(delays[:1], delays)
     ks: tuple[K, ...] = size.pick((7, 10, "auto"), (*range(1, 11), "auto"))
     where = list(product(size.pick((10,), (1, 10, 50)), size.pick((3,), (1, 3, CLASSES))))  # persistence, classes
@@ -89,21 +89,13 @@ def choice_of_k(size: Size, *, delays: tuple[str, ...] = DELAYS, strategies: tup
                     each.ratio,
                     most=MOST,
                     kind="bar",
-                    write=figure,
+                    write=ratio_text,
                     judged=each.best_k is not None,
                 )
         yield from noise_remarks(strategy, list(mine.values()))
     names = ("strategy", "delay", "persistence", "classes_per_worker")
     rows = [dict(zip(names, setting, strict=True)) | each.as_numbers() for setting, each in found.items()]
     yield Numbers({"target_loss": target, "rounds": base.rounds, "rows": rows})
-
-
-def _chosen(what: str, names: Sequence[str], choices: Sequence[str]) -> tuple[str, ...]:
-    """Return those of the choices that are named, in the order of the choices; all where none is."""
-    for name in names:
-        if name not in choices:
-            raise unknown(what, name, choices)
-    return tuple(choice for choice in choices if choice in (names or choices))
 
 
 def run_to_target(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -26,8 +26,7 @@ from experiments.core.claims import percent, within
 from experiments.core.pages import seeds_text
 from experiments.core.recipes import recipe_job
 from experiments.core.story import NAN, Job, Numbers, Size, Telling, deviation, experiment
-from experiments.papers.lgc.setting import ratio_text
-from paceline.lookup import unknown
+from experiments.papers.lgc.setting import chosen, ratio_text
 from paceline.recipes import Recipe
 from paceline.reports.table import PlainTable
 
@@ -45,10 +44,7 @@ WARMUP, MOST = 10, 1.03
     seeds=5,
 )
 def late_weights(size: Size, *, datasets: tuple[str, ...] = tuple(NETWORKS)) -> Telling:
-    for name in datasets:
-        if name not in NETWORKS:
-            raise unknown("data set", name, NETWORKS)
-    chosen = ("digits",) if size.toy else datasets or tuple(NETWORKS)
+    data = size.pick(("digits",), chosen("data set", datasets, tuple(NETWORKS)))
     rounds = size.pick(8, 300)
     skews, persistences = size.pick((3,), (1, 2, 3)), size.pick((10,), (1, 10, 50))
     settings = list(product(skews, persistences))
@@ -57,10 +53,10 @@ def late_weights(size: Size, *, datasets: tuple[str, ...] = tuple(NETWORKS)) -> 
         recipe = recipe_of(name, c, persistences[0] if lane == "full" else h, lane, rounds)
         return recipe_job(recipe, seconds=size.pick(0.2, SECONDS[name]))
 
-    runs = yield {(name, c, h, lane): job(name, c, h, lane) for name, (c, h), lane in product(chosen, settings, LANES)}
+    runs = yield {(name, c, h, lane): job(name, c, h, lane) for name, (c, h), lane in product(data, settings, LANES)}
 
     losses, accuracy, numbers = runs.each("loss"), runs.mean("accuracy"), list[dict[str, Any]]()
-    for name in chosen:
+    for name in data:
         ratios = {
             (*setting, weight): list(map(ratio, losses[name, *setting, weight], losses[name, *setting, "full"]))
             for setting, weight in product(settings, WEIGHTS)

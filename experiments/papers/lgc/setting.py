@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from experiments.core.story import Runs, Size
 from experiments.papers.published import LGC_SETTING
+from paceline.lookup import unknown
 from paceline.recipes import Recipe
 
 LANES = ("full", "fastest-k", "lgc")
@@ -60,3 +61,15 @@ def ratio_text(value: float) -> str:
     ('0.991', 'none')
     """
     return "none" if math.isnan(value) else f"{value:.3f}"
+
+
+def chosen(what: str, names: Sequence[str], choices: Sequence[str]) -> tuple[str, ...]:
+    """Return those of the choices that are named, in the order of the choices; all where none is.
+
+    >>> chosen("strategy", ("lgc",), ("fastest-k", "lgc")), chosen("strategy", (), ("fastest-k", "lgc"))
+    (('lgc',), ('fastest-k', 'lgc'))
+    """
+    for name in names:
+        if name not in choices:
+            raise unknown(what, name, choices)
+    return tuple(choice for choice in choices if choice in (names or choices))
