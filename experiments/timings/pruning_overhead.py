@@ -262,6 +262,19 @@ def made_up_losses(samples: int) -> list[Tensor]:
     return list(torch.split(values, BATCH))
 
 
+def losses_of_batch(losses: list[Tensor], step: int, size: int) -> Tensor:
+    """Return the losses of a batch; the last of an epoch has fewer, or one more, since none is of a single sample.
+
+    >>> losses = list(torch.split(torch.arange(300), BATCH))
+    >>> [len(losses_of_batch(losses, 1, size)) for size in (128, 7, 129)]
+    [128, 7, 129]
+    """
+    each = losses[step]
+    if len(each) == size:
+        return each
+    return each[:size] if size < len(each) else torch.cat(losses[step : step + 2])[:size]
+
+
 def seconds_of_means(losses: list[Tensor]) -> float:
     """Return the CPU time of what a loop without pruning does with its losses."""
     begun = time.process_time()
@@ -278,10 +291,8 @@ def one_epoch(sampler: Any, losses: list[Tensor]) -> Epoch:
     first = time.process_time()
     step = handed_out = 0
     while batch is not None:
-        size = len(batch)
-        each = losses[step]
-        sampler.observe(each if len(each) == size else each[:size])
-        step, handed_out = step + 1, handed_out + size
+        sampler.observe(losses_of_batch(losses, step, len(batch)))
+        step, handed_out = step + 1, handed_out + len(batch)
         batch = next(batches, None)
     return Epoch(decide_seconds=first - begun, rest_seconds=time.process_time() - first, handed_out=handed_out)
 
@@ -392,8 +403,6 @@ def one_loader_epoch(
     begun = clock()
     step = samples = 0
     for (vectors,) in loader:
-        size = len(vectors)
-        each = losses[step]
-        observe(each if len(each) == size else each[:size])
-        step, samples = step + 1, samples + size
+        observe(losses_of_batch(losses, step, len(vectors)))
+        step, samples = step + 1, samples + len(vectors)
     return samples, (clock() - begun) / step

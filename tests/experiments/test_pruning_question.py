@@ -13,7 +13,17 @@ from experiments.papers.pruning.turns import TurnsPolicy
 from experiments.questions.pruning import NETWORKS, PAPER, best_of, claims_of, paper_row, row_of, spread_text
 from experiments.timings import pruning_overhead
 from experiments.timings.pruning_overhead import POLICIES as MEASURED
-from experiments.timings.pruning_overhead import Bookkeeping, Case, Epoch, LoaderEpochs, bookkeeping, loader_epochs
+from experiments.timings.pruning_overhead import (
+    Bookkeeping,
+    Case,
+    Epoch,
+    LoaderEpochs,
+    bookkeeping,
+    loader_epochs,
+    made_up_losses,
+    one_epoch,
+)
+from paceline import FinePruning
 from paceline.data.pruning import PRUNINGS
 from tests.experiments.telling import EXPERIMENTS, TOY, conclude
 
@@ -203,6 +213,13 @@ def test_every_epoch_that_is_measured_is_a_pruned_one(policy):
     assert len(found.epochs) == 2
     assert all(500 <= epoch.handed_out < 900 for epoch in found.epochs)
     assert found.bytes_peak >= found.bytes_before > 0
+
+
+@pytest.mark.parametrize("samples", [129, 257])
+def test_an_epoch_whose_last_sample_joins_the_batch_before_it_is_measured(samples):
+    """Else a policy that draws how many sit out would end the measurement now and then."""
+    found = one_epoch(FinePruning(samples, batch_size=128, prune=0.0), made_up_losses(samples))
+    assert found.handed_out == samples
 
 
 def test_the_two_loaders_take_turns_and_which_is_first_changes(monkeypatch):
