@@ -139,7 +139,7 @@ def large_batch(
             )
         )
     yield PlainTable(
-        title=f"{model} on {data}, {counted(epochs, 'epoch')} of {images['images']:,} images",
+        title=f"{model} on {data}, {'1 epoch' if epochs == 1 else f'{epochs} epochs'} of {images['images']:,} images",
         headings=("batch", "steps", "optimiser", "rate", "accuracy", "spread", "behind", "loss"),
         rows=rows,
         caption=f"accuracy: on the test images, mean over {counted(len(size.seeds), 'seed')}; spread: highest - "
