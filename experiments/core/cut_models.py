@@ -262,6 +262,12 @@ class Cut:
         """Return the seconds of the slowest piece, each piece as usual."""
         return max(piece.median for piece in self.pieces)
 
+    def run(self) -> None:
+        """Run all pieces, with one thread."""
+        with one_thread():
+            for piece in self.pieces:
+                piece.run()
+
 
 def prepared(found: Measured, method: str, cuts: Sequence[int]) -> Cut:
     """Return the pieces of a cut, with the inputs that they have in the model."""
@@ -282,14 +288,6 @@ def prepared(found: Measured, method: str, cuts: Sequence[int]) -> Cut:
             )
         )
     return Cut(method=method, cuts=tuple(cuts), pieces=tuple(pieces))
-
-
-def run_turn(cuts: Sequence[Cut], turn: int) -> None:
-    """Run all pieces of all cuts once; another cut begins each turn."""
-    with one_thread():
-        for cut in itertools.islice(itertools.cycle(cuts), turn, turn + len(cuts)):
-            for piece in cut.pieces:
-                piece.run()
 
 
 def _leaf(value: torch.Tensor) -> torch.Tensor:

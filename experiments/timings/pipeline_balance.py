@@ -32,12 +32,12 @@ from experiments.core.cut_models import (
     Subject,
     measured,
     prepared,
-    run_turn,
     subjects_of,
     three_cuts,
 )
 from experiments.core.ranks import Lane, pipeline_steps
 from experiments.core.story import FIRST_SEED, Claim, Numbers, Size, Step, Telling, experiment
+from experiments.core.turns import take_turns
 from paceline.pipeline.timing import Timeline
 from paceline.reports.table import PlainTable
 
@@ -60,7 +60,7 @@ def pipeline_balance(size: Size, *, only: tuple[str, ...] = (), microbatch: int 
     subjects = subjects_of(size.pick(TOY, LABORATORY), only, microbatch, size.seeds[0] - FIRST_SEED)
     several, repeats, microbatches = size.pick((2,), (2, 4)), size.pick(3, 9), size.pick(2, 4)
     piece_turns, step_turns = repeat or size.pick(1, 5), repeat or size.pick(1, 3)
-    total = len(subjects) * (1 + len(several) * piece_turns + 3 * (1 + step_turns))
+    total = len(subjects) * (1 + 3 * (len(several) * piece_turns + 1 + step_turns))
     pieces, steps = list[dict[str, Any]](), list[dict[str, Any]]()
     for subject in subjects:
         yield Step(f"{subject.model}: layers", total)
@@ -68,9 +68,8 @@ def pipeline_balance(size: Size, *, only: tuple[str, ...] = (), microbatch: int 
         for stages in several:
             where = three_cuts(found, stages, microbatches)
             cuts = [prepared(found, method, places) for method, places in where.items()]
-            for turn in range(piece_turns):
-                yield Step(f"{subject.model}: {stages} pieces", total)
-                run_turn(cuts, turn)
+            label = f"{subject.model} in {stages}: "
+            yield from take_turns({cut.method: cut.run for cut in cuts}, piece_turns, label=label, total=total)
             ours = next(cut for cut in cuts if cut.method == OURS)
             pieces += [pieces_row(found, stages, cut, ours) for cut in cuts]
 

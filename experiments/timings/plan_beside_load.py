@@ -18,11 +18,13 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from experiments.core.claims import within
 from experiments.core.cut_models import Subject, one_thread, subjects_of
 from experiments.core.story import FIRST_SEED, Numbers, Size, Step, Telling, experiment
+from experiments.core.turns import take_turns
 from paceline.pipeline.devices import Device
 from paceline.pipeline.graph import ModelGraph
 from paceline.pipeline.measuring import measure
@@ -61,12 +63,8 @@ def plan_beside_load(size: Size, *, only: tuple[str, ...] = (), microbatch: int 
         yield Step(f"{subject.model}: judge", total)
         graph = ModelGraph(subject.built(), (subject.batch(1)[0],))
         judge = profile_of(subject, graph, size.pick(3, 15))
-        found: dict[str, list[Profile]] = {QUIET: [], BESIDE: [], OLD: []}
-        for _ in range(turns):
-            for way, profiles in found.items():
-                yield Step(f"{subject.model}: {way}", total)
-                with contextlib.nullcontext() if way == QUIET else busy_loops():
-                    profiles.append(profile_of(subject, graph, size.pick(3, 5), old_way=way == OLD))
+        ways = {way: partial(profile_by, way, subject, graph, size.pick(3, 5)) for way in (QUIET, BESIDE, OLD)}
+        found = yield from take_turns(ways, turns, label=f"{subject.model}: ", total=total)
         rows += [row_of(subject, judge, found, stages) for stages in several]
     yield PlainTable(
         title="The slowest stage of cuts made beside two busy loops, against cuts made without",
@@ -93,6 +91,11 @@ def busy_loops(count: int = LOOPS) -> Iterator[None]:
             loop.kill()
         for loop in loops:
             loop.wait()
+
+
+def profile_by(way: str, subject: Subject, graph: ModelGraph, repeats: int) -> Profile:
+    with contextlib.nullcontext() if way == QUIET else busy_loops():
+        return profile_of(subject, graph, repeats, old_way=way == OLD)
 
 
 def profile_of(subject: Subject, graph: ModelGraph, repeats: int, *, old_way: bool = False) -> Profile:

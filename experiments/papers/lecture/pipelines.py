@@ -118,14 +118,15 @@ def idle(size: Size) -> Telling:
 
 def run_placement(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Measure a model's layers, cut it in three ways, and time the pieces; seconds are those of the slowest stage."""
-    from experiments.core.cut_models import Subject, measured, prepared, run_turn, three_cuts
+    from experiments.core.cut_models import Subject, measured, prepared, three_cuts
+    from experiments.core.turns import take_turns
 
     subject = Subject(model=settings["model"], microbatch=settings["samples"], side=settings["side"])
     found = measured(subject, repeats=settings["repeats"])
     where = three_cuts(found, settings["stages"], microbatches=4)
     cuts = [prepared(found, method, places) for method, places in where.items()]
-    for turn in range(settings["turns"]):
-        run_turn(cuts, turn)
+    for _ in take_turns({cut.method: cut.run for cut in cuts}, settings["turns"]):
+        pass
     return {
         "layers": len(found.profile.layers),
         "cuts": {
