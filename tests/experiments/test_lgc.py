@@ -66,6 +66,17 @@ def test_outcomes_as_published_hold_and_swapped_ones_name_another_winner(name):
     assert len(winners(swapped)) > len(held)
 
 
+@pytest.mark.parametrize(("loss", "holds"), [(1.24, True), (1.26, False)])
+def test_a_full_that_ends_more_than_three_per_cent_above_lgc_is_reported(loss, holds):
+    claims = claims_of("lgc-4", made_up("lgc-4", AS_PUBLISHED | {"full": (loss, 0.5, 24.0)}))
+    assert claims["Full ends no higher than LGC, but for 3 %"].holds == holds
+
+
+def test_it_is_lgc_with_scaling_that_must_be_above_k_sgd():
+    findings = conclude("lgc-6", made_up("lgc-6", AS_PUBLISHED | {"unscaled": (2.0, 0.1, 19.5)}))
+    assert not findings.missed
+
+
 @every_experiment
 def test_a_run_that_has_no_loss_wins_nothing(name):
     gone = {"loss": None, "accuracy": None, "curve": [], "diverged": True}
