@@ -29,7 +29,7 @@ COMMON, HARD = (3, 10), (1, 50)  # c and h
     "claims",
     source="LGC, figures 3 and 4",
     question="the paper's claims on digits: time saved by lgc, and at what loss",
-    minutes=3,
+    minutes=0.5,
     seeds=3,
 )
 def claims(size: Size) -> Telling:
@@ -40,7 +40,7 @@ def claims(size: Size) -> Telling:
         recipe = base.with_settings(
             data={"classes_per_worker": c}, delay={"persistence": h}, cluster={"late_work": late_work}
         )
-        return recipe_job(recipe.with_strategy(lane), seconds=size.pick(0.2, 5.0))
+        return recipe_job(recipe.with_strategy(lane), seconds=size.pick(0.2, 1.5))
 
     cells = list(product(("complete", "partial"), (COMMON, HARD), LANES))
     runs = yield {(late_work, *setting, lane): job(late_work, setting, lane) for late_work, setting, lane in cells}
