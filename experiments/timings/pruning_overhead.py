@@ -80,6 +80,8 @@ class Case:
     timed=True,
 )
 def pruning_bookkeeping(size: Size, *, repeat: int = 8) -> Telling:
+    if repeat < 1:
+        raise ValueError(f"repeat must be at least 1 (repeat={repeat})")
     toy = Case(samples=2_000, epochs=3), Case(samples=4_000, epochs=3)
     few, many = size.pick(toy, (Case(samples=50_000, epochs=20), Case(samples=10_000_000, epochs=4)))
     kinds = list(product(size.pick((0,), (0, 2)), (False, True)))  # workers, whether collating takes long
@@ -102,78 +104,57 @@ def pruning_bookkeeping(size: Size, *, repeat: int = 8) -> Telling:
 
 def tell_books(books: Sequence[Bookkeeping], most: float) -> Telling:
     """Yield the time of an epoch, and whether it is within the bar."""
-    samples, epochs = books[0].case.samples, books[0].case.epochs
+    case, rows = books[0].case, []
+    for book in books:
+        best = book.best
+        parts = (best.decide_seconds, best.rest_seconds, book.all_seconds, book.mean_seconds, book.own_seconds)
+        rows.append((book.policy, f"{best.handed_out:,}", *(f"{1000 * seconds:.1f}" for seconds in parts)))
+        text, write = (
+            f"{book.policy}, bookkeeping of {case.samples:,} samples",
+            partial(written, style=".1f", unit=" ms"),
+        )
+        yield within(text, 1000 * book.own_seconds, most=most, kind="bar", write=write)
     yield PlainTable(
-        title=f"Bookkeeping of an epoch of {samples:,} samples, ms",
+        title=f"Bookkeeping of an epoch of {case.samples:,} samples, ms",
         headings=("policy", "handed out", "decide", "rest", "all", "mean()", "own"),
-        rows=[
-            (
-                book.policy,
-                f"{book.best.handed_out:,}",
-                *(
-                    f"{1000 * seconds:.1f}"
-                    for seconds in (
-                        book.best.decide_seconds,
-                        book.best.rest_seconds,
-                        book.all_seconds,
-                        book.mean_seconds,
-                        book.own_seconds,
-                    )
-                ),
-            )
-            for book in books
-        ],
-        caption=f"CPU time, best of {epochs} pruned epochs. Decide is before the first batch. All is scaled to all "
+        rows=rows,
+        caption=f"CPU time, best of {case.epochs} pruned epochs. Decide is before the first batch. All is scaled to all "
         "samples. Own is all - mean(), which a loop without pruning has too.",
     )
-    write = partial(written, style=".1f", unit=" ms")
-    for book in books:
-        text = f"{book.policy}, bookkeeping of {samples:,} samples"
-        yield within(text, 1000 * book.own_seconds, most=most, kind="bar", write=write)
 
 
 def tell_memory(books: Sequence[Bookkeeping]) -> Telling:
     """Yield the memory of a sampler, and whether it is within the bar."""
-    samples = books[0].case.samples
-    sizes = {book.policy: (book.bytes_before / 1e6, book.bytes_peak / 1e6) for book in books}
+    samples, rows = books[0].case.samples, []
+    for book in books:
+        before, peak = book.bytes_before / 1e6, book.bytes_peak / 1e6
+        rows.append((book.policy, *(f"{megabytes:.0f}" for megabytes in (before, peak, peak - before))))
+        text, write = f"{book.policy}, memory for {samples:,} samples", partial(written, style=".0f", unit=" MB")
+        yield within(text, peak - before, most=MOST_MB, kind="bar", write=write)
     yield PlainTable(
         title=f"Memory for {samples:,} samples, MB",
         headings=("policy", "before", "peak", "own"),
-        rows=[
-            (policy, *(f"{megabytes:.0f}" for megabytes in (before, peak, peak - before)))
-            for policy, (before, peak) in sizes.items()
-        ],
+        rows=rows,
         caption=f"Resident set of a fresh process ({books[0].peak_by}); before: torch and the losses are there.",
     )
-    write = partial(written, style=".0f", unit=" MB")
-    for policy, (before, peak) in sizes.items():
-        text = f"{policy}, memory for {samples:,} samples"
-        yield within(text, peak - before, most=MOST_MB, kind="bar", write=write)
 
 
 def tell_loaders(loaders: Sequence[LoaderEpochs], samples: int) -> Telling:
     """Yield the time of a loader's batch, and whether ours is within the bar of torch's."""
+    rows = []
+    for each in loaders:
+        collate = f"{COLLATE_MS:g} ms" if each.slow_collate else "torch's"
+        best = (f"{1000 * min(seconds):.3f}" for seconds in (each.theirs, each.ours))
+        rows.append((each.policy, str(each.workers), collate, str(each.batches), *best, f"{each.ratio:.3f}"))
+        text = f"{each.policy}, a loader's epoch to torch's, {counted(each.workers, 'worker')}, collate {collate}"
+        yield within(text, each.ratio, most=MOST_RATIO, kind="bar", write=partial(written, style=".3f"))
     yield PlainTable(
         title=f"A DataLoader's epoch over {samples:,} vectors, ms a batch",
         headings=("policy", "workers", "collate", "batches", "torch's", "ours", "ratio"),
-        rows=[
-            (
-                each.policy,
-                str(each.workers),
-                each.collate,
-                str(each.batches),
-                f"{1000 * min(each.theirs):.3f}",
-                f"{1000 * min(each.ours):.3f}",
-                f"{each.ratio:.3f}",
-            )
-            for each in loaders
-        ],
-        caption=f"Best of {len(loaders[0].ours)} epoch(s) each, taken in turns, with as many samples. Ratio is ours / "
-        "torch's. Without workers CPU time, with workers wall time.",
+        rows=rows,
+        caption=f"Best of {len(loaders[0].ours)} epoch(s) each, taken in turns, with as many samples. Ratio is "
+        "ours / torch's. Without workers CPU time, with workers wall time.",
     )
-    for each in loaders:
-        text = f"{each.policy}, a loader's epoch to torch's, {counted(each.workers, 'worker')}, collate {each.collate}"
-        yield within(text, each.ratio, most=MOST_RATIO, kind="bar", write=partial(written, style=".3f"))
 
 
 # -- bookkeeping -------------------------------------------------------------------------------------------------------
@@ -339,11 +320,6 @@ class LoaderEpochs:
     def ratio(self) -> float:
         """Our best beside theirs."""
         return min(self.ours) / min(self.theirs)
-
-    @property
-    def collate(self) -> str:
-        """What makes a batch of samples."""
-        return f"{COLLATE_MS:g} ms" if self.slow_collate else "torch's"
 
     @property
     def document(self) -> dict[str, Any]:

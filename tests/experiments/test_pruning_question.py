@@ -258,6 +258,11 @@ def test_the_many_samples_are_those_whose_memory_is_judged_and_each_bar_has_its_
     assert len(found.numbers["loaders"]) == len(found.numbers["bookkeeping"]) == 4
 
 
+def test_loaders_that_take_no_turn_are_refused():
+    with pytest.raises(ValueError, match=r"repeat must be at least 1 \(repeat=0\)"):
+        EXPERIMENTS["pruning-bookkeeping"].jobs(TOY, repeat=0)
+
+
 # -- what was tried ----------------------------------------------------------------------------------------------------
 
 
