@@ -118,8 +118,8 @@ def tell_books(books: Sequence[Bookkeeping], most: float) -> Telling:
         title=f"Bookkeeping of an epoch of {case.samples:,} samples, ms",
         headings=("policy", "handed out", "decide", "rest", "all", "mean()", "own"),
         rows=rows,
-        caption=f"CPU time, best of {case.epochs} pruned epochs. Decide is before the first batch. All is scaled to all "
-        "samples. Own is all - mean(), which a loop without pruning has too.",
+        caption=f"CPU time, best of {case.epochs} pruned epochs. Decide is before the first batch. All is scaled to "
+        "all samples. Own is all - mean(), which a loop without pruning has too.",
     )
 
 
