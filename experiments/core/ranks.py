@@ -20,11 +20,12 @@ import datetime
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
@@ -101,6 +102,45 @@ def lines_of(
     return [[json.loads(line) for line in lines[: len(labels)]] for lines in texts]
 
 
+def told_by_ranks(
+    module: str, ranks: int, job: Mapping[str, Any], labels: Sequence[str], *,
+    hosts: Sequence[tuple[str, str]] = (), total: int | None = None,
+) -> Generator[Step, None, list[Line]]:  # fmt: skip
+    """Start ranks that are given the job as JSON, and return the lines that rank 0 writes: one for each label."""
+    with (
+        tempfile.TemporaryDirectory(prefix="paceline-ranks-") as name,
+        started(module, Path(name), ranks, json.dumps(job), hosts=hosts) as processes,
+    ):
+        (lines,) = yield from lines_of(processes, Path(name), labels, writers=1, total=total)
+    return lines
+
+
+def write_lines(folder: Path, rank: int, ranks: int, lines: Callable[[], Iterable[Line]], *, address: str = "") -> None:
+    """Be a rank: meet the others on gloo, with one thread, and append each line when it comes.
+
+    They meet by a file of the folder, which is polled; at an `address`, where what is measured asks the store.
+    """
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    timeout = datetime.timedelta(seconds=TIMEOUT_SECONDS)
+    store = f"tcp://{address}" if address else f"file://{folder / 'store'}"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=ranks, timeout=timeout)
+    with (folder / f"lines-{rank}.jsonl").open("w", encoding="utf-8", buffering=1) as file:
+        for line in lines():
+            file.write(json.dumps(line) + "\n")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def free_address() -> str:
+    """Return an address of this machine at which no process listens."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{found.getsockname()[1]}"
+
+
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
     """Let a SIGTERM end what is within as an exception does: namespaces outlive the process that made them."""
@@ -158,18 +198,16 @@ def step_of(spans: Sequence[Sequence[Sequence[Any]]]) -> Timeline:
 
 def main(folder: Path, rank: int) -> None:
     """Be a rank of a pipeline: FOLDER/job.json says what is done, and each step's line what was computed when."""
-    import torch
-    import torch.distributed as dist
+    job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
+    write_lines(folder, rank, job["ranks"], lambda: spans_of_steps(folder, job))
+
+
+def spans_of_steps(folder: Path, job: Mapping[str, Any]) -> Iterator[Line]:
     from torch import nn
 
     from experiments.core.cut_models import Subject
     from paceline.drivers.pipelining.pipeline import Pipeline
 
-    torch.set_num_threads(1)
-    job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
-    timeout = datetime.timedelta(seconds=TIMEOUT_SECONDS)
-    store = f"file://{folder / 'store'}"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=job["ranks"], timeout=timeout)
     subject = Subject(**job["subject"])
     model = subject.built()
     pipes = {
@@ -178,15 +216,13 @@ def main(folder: Path, rank: int) -> None:
     }
     batches = {lane["microbatches"]: subject.batch(lane["microbatches"]) for lane in job["lanes"]}
     loss_function = nn.CrossEntropyLoss()
-    with (folder / f"lines-{rank}.jsonl").open("w", encoding="utf-8", buffering=1) as lines:
-        for _ in range(job["turns"]):
-            for lane in job["lanes"]:
-                pipe = pipes[lane["plan"]]
-                pipe.step(*batches[lane["microbatches"]], loss_function)
-                lines.write(json.dumps({"spans": [list(span) for span in pipe.spans]}) + "\n")
+    for _ in range(job["turns"]):
+        for lane in job["lanes"]:
+            pipe = pipes[lane["plan"]]
+            pipe.step(*batches[lane["microbatches"]], loss_function)
+            yield {"spans": [list(span) for span in pipe.spans]}
     for pipe in pipes.values():
         pipe.close()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
