@@ -108,6 +108,7 @@ def told_by_ranks(
 ) -> Generator[Step, None, list[Line]]:  # fmt: skip
     """Start ranks that are given the job as JSON, and return the lines that rank 0 writes: one for each label."""
     with (
+        ended_by_signals(),
         tempfile.TemporaryDirectory(prefix="paceline-ranks-") as name,
         started(module, Path(name), ranks, json.dumps(job), hosts=hosts) as processes,
     ):
