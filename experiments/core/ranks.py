@@ -199,31 +199,30 @@ def step_of(spans: Sequence[Sequence[Sequence[Any]]]) -> Timeline:
 
 def main(folder: Path, rank: int) -> None:
     """Be a rank of a pipeline: FOLDER/job.json says what is done, and each step's line what was computed when."""
-    job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
-    write_lines(folder, rank, job["ranks"], lambda: spans_of_steps(folder, job))
-
-
-def spans_of_steps(folder: Path, job: Mapping[str, Any]) -> Iterator[Line]:
     from torch import nn
 
     from experiments.core.cut_models import Subject
     from paceline.drivers.pipelining.pipeline import Pipeline
 
-    subject = Subject(**job["subject"])
-    model = subject.built()
-    pipes = {
-        name: Pipeline(model, Plan.load(folder / f"{name}.json"), timeout_seconds=TIMEOUT_SECONDS, record=True)
-        for name in dict.fromkeys(lane["plan"] for lane in job["lanes"])
-    }
-    batches = {lane["microbatches"]: subject.batch(lane["microbatches"]) for lane in job["lanes"]}
-    loss_function = nn.CrossEntropyLoss()
-    for _ in range(job["turns"]):
-        for lane in job["lanes"]:
+    job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
+
+    def steps() -> Iterator[Line]:
+        subject = Subject(**job["subject"])
+        model = subject.built()
+        pipes = {
+            name: Pipeline(model, Plan.load(folder / f"{name}.json"), timeout_seconds=TIMEOUT_SECONDS, record=True)
+            for name in dict.fromkeys(lane["plan"] for lane in job["lanes"])
+        }
+        batches = {lane["microbatches"]: subject.batch(lane["microbatches"]) for lane in job["lanes"]}
+        loss_function = nn.CrossEntropyLoss()
+        for lane in job["lanes"] * job["turns"]:
             pipe = pipes[lane["plan"]]
             pipe.step(*batches[lane["microbatches"]], loss_function)
             yield {"spans": [list(span) for span in pipe.spans]}
-    for pipe in pipes.values():
-        pipe.close()
+        for pipe in pipes.values():
+            pipe.close()
+
+    write_lines(folder, rank, job["ranks"], steps)
 
 
 if __name__ == "__main__":
