@@ -7,7 +7,7 @@ import json
 import pkgutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -48,7 +48,7 @@ class Options:
     """How many seeds, of which tables show means; as the experiment says if not given."""
     first_seed: int = FIRST_SEED
     """The first of them; the others count up."""
-    set: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME=VALUE ...")] = ()
+    set: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="NAME=VALUE")] = ()
     """Settings of an experiment; lists have commas between. The list shows which there are."""
     data_directory: str = ""
     """Folder with the data sets' files; $PACELINE_DATA or ~/.cache/paceline if not given."""
@@ -150,6 +150,8 @@ def settings_of(experiment: Experiment, options: Options) -> dict[str, Any]:
 def size_of(experiment: Experiment, options: Options) -> Size:
     """Return the size and the seeds that were asked for."""
     count = options.seeds or experiment.seeds
+    if options.seeds > 1 and experiment.of == "timings" and experiment.seeds == 1:
+        raise ValueError(f"{experiment.name} measures seconds with one seed (seeds={options.seeds})")
     seeds = tuple(range(options.first_seed, options.first_seed + count))
     return Size("toy" if options.toy else "full" if options.full else "laboratory", seeds)
 
@@ -158,10 +160,12 @@ def run_all(options: Options, experiments: Sequence[Experiment]) -> int:
     """Run experiments one after the other; each is shown and written when it is done, and none ends the others."""
     notes, done, failed = Console(stderr=True), list[Told](), list[str]()
     settings = {each.name: settings_of(each, options) for each in experiments}
-    prints, remarks = data_facts(experiments, options, notes)
+    own = {each.name: data_of(each, options, settings[each.name]) for each in experiments}
+    prints, remarks = data_facts({name for names in own.values() for name in names}, options, notes)
     for each in experiments:
         try:
-            told = run_one(each, options, settings[each.name], prints, remarks, notes)
+            data = {name: prints[name] for name in own[each.name]}
+            told = run_one(each, options, settings[each.name], data, remarks, notes)
         except (PacelineError, ValueError, RuntimeError) as error:
             if len(experiments) == 1 and isinstance(error, ValueError):
                 raise
@@ -185,12 +189,15 @@ def run_all(options: Options, experiments: Sequence[Experiment]) -> int:
     return 1 if failed else 0
 
 
-def data_facts(
-    experiments: Sequence[Experiment], options: Options, notes: Console
-) -> tuple[dict[str, str], dict[str, str]]:
+def data_of(experiment: Experiment, options: Options, settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the data sets that an experiment needs with these settings."""
+    return experiment.data_for(size_of(experiment, options), data=settings.get("data", ()))
+
+
+def data_facts(names: set[str], options: Options, notes: Console) -> tuple[dict[str, str], dict[str, str]]:
     """Load each data set once; return its fingerprint and what is to be said of it. A missing one is refused."""
     prints, remarks = dict[str, str](), dict[str, str]()
-    for name in sorted({name for each in experiments for name in each.data_for(size_of(each, options))}):
+    for name in sorted(names):
         with notes.status(f"loading {name}"):
             data = load_dataset(name, directory=options.data_directory or None)
             prints[name] = fingerprint(data)
@@ -202,9 +209,9 @@ def data_facts(
 def run_one(
     experiment: Experiment,
     options: Options,
-    settings: dict[str, Any],
-    prints: dict[str, str],
-    remarks: dict[str, str],
+    settings: Mapping[str, Any],
+    data: Mapping[str, str],
+    remarks: Mapping[str, str],
     notes: Console,
 ) -> Told:
     """Run an experiment, with a bar."""
@@ -213,7 +220,6 @@ def run_one(
     seconds = 0.0 if options.toy else 3600 * hours * len(size.seeds) / experiment.seeds
     about = f"; about {duration_text(seconds, trim=True)} on two cores" if seconds else ""
     note(notes, f"{experiment.name}: {experiment.question}{about}")
-    own = {name: prints[name] for name in experiment.data_for(size)}
     with step_bar(notes, experiment.name, total=None) as update:
         steps = 0
 
@@ -226,13 +232,13 @@ def run_one(
             experiment,
             size,
             options.out,
-            data=own,
+            data=data,
             directory=options.data_directory,
             on_job=lambda name, seconds, total: update(description=name[:30], advance=seconds, total=total),
             on_step=on_step,
-            **settings,
+            settings=settings,
         )
-    of_data = tuple(remarks[name] for name in own if name in remarks)
+    of_data = tuple(remarks[name] for name in data if name in remarks)
     return Told(experiment=experiment, size=size, findings=findings, data_remarks=of_data)
 
 

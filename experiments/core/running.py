@@ -56,7 +56,7 @@ def run_experiment(
     processes: int | None = None,
     on_job: Callable[[str, float, float], None] | None = None,
     on_step: Callable[[Step], None] = lambda step: None,
-    **settings: Any,
+    settings: Mapping[str, Any] | None = None,
 ) -> Findings:
     """Compute the jobs that are not kept in `out` yet, and return what follows from all of them.
 
@@ -95,7 +95,7 @@ def run_experiment(
             told(name, job)
         return Runs({key: [outcomes[file] for file in files] for key, files in places.items()})
 
-    return experiment.tell(size, answer, on_step=on_step, **settings)
+    return experiment.tell(size, answer, on_step=on_step, **(settings or {}))
 
 
 def job_name(key: Any, seed: int, size: Size) -> str:

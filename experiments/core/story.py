@@ -293,10 +293,15 @@ class Experiment:
                 raise ValueError(f"{self.name} has no setting {name!r}; {some}")
         return {name: _value(f"{name} of {self.name}", name, text, known[name]) for name, text in texts.items()}
 
-    def data_for(self, size: Size) -> tuple[str, ...]:
-        """Return the data sets that it needs at a size; a toy has what is embedded."""
+    def data_for(self, size: Size, *, data: str | tuple[str, ...] = ()) -> tuple[str, ...]:
+        """Return the data sets that it needs at a size: those of its setting `data`, where that is given.
+
+        A toy has what is embedded.
+        """
         if size.toy:
             return ()
+        if data:
+            return (data,) if isinstance(data, str) else data
         return self.full_data if size.name == "full" and self.full_data is not None else self.data
 
     def jobs(self, size: Size, **settings: Any) -> dict[Any, Job]:

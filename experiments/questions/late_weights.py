@@ -43,8 +43,8 @@ WARMUP, MOST = 10, 1.03
     data=("cifar10",),
     seeds=5,
 )
-def late_weights(size: Size, *, datasets: tuple[str, ...] = tuple(NETWORKS)) -> Telling:
-    data = size.pick(("digits",), chosen("data set", datasets, tuple(NETWORKS)))
+def late_weights(size: Size, *, data: tuple[str, ...] = tuple(NETWORKS)) -> Telling:
+    data = size.pick(("digits",), chosen("data set", data, tuple(NETWORKS)))
     rounds = size.pick(8, 300)
     skews, persistences = size.pick((3,), (1, 2, 3)), size.pick((10,), (1, 10, 50))
     settings = list(product(skews, persistences))

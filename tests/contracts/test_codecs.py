@@ -9,7 +9,6 @@ import torch
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.hostile import besiege
 from paceline.codecs import CODECS, NotFiniteError, OneBit, PayloadError, TopK, machine_code, make_codec
 from paceline.codecs.payload import HEADER_BYTES, read_header
 from tests.contracts.codec_variants import (
@@ -23,6 +22,7 @@ from tests.contracts.codec_variants import (
     shaped,
     vector_of,
 )
+from tests.long.hostile import besiege
 
 seeds = st.integers(0, 2**32)
 

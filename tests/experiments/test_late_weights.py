@@ -42,7 +42,7 @@ def test_each_weight_has_a_bar_over_all_settings_of_a_data_set():
 
 
 def test_losses_are_compared_on_the_same_seed():
-    rows = told(datasets=("digits",)).numbers["rows"]
+    rows = told(data=("digits",)).numbers["rows"]
     assert [row["setting"] for row in rows][-2:] == ["c = 3, h = 50", "all"]
     for row in rows:
         assert row["loss scaled"] == pytest.approx(1.06)  # though every loss grows with the seed
@@ -61,7 +61,7 @@ def test_a_run_that_diverged_meets_no_bar_and_is_not_the_lowest(gone):
 
 
 def test_the_error_over_seeds_is_shown_where_there_are_several():
-    several, one = (told(size=size, datasets=("digits",)).tables[0].rows for size in (FIVE, Size()))
+    several, one = (told(size=size, data=("digits",)).tables[0].rows for size in (FIVE, Size()))
     assert several[-1][:4] == ("± over seeds", "0.000", "0.000", "0.000")
     assert one[-1][0] == "all"
 
@@ -85,9 +85,9 @@ def test_full_is_trained_once_for_each_data_set_skew_and_seed():
 
 
 def test_a_data_set_that_is_not_measured_cannot_be_chosen(tmp_path, capsys):
-    assert {row["data"] for row in told(datasets=("digits",)).numbers["rows"]} == {"digits"}
-    assert {row["data"] for row in told(datasets=()).numbers["rows"]} == {"digits", "cifar10"}
-    assert main(["late-weights", "--toy", "--set", "datasets=mnist", "--out", str(tmp_path)]) == 2
+    assert {row["data"] for row in told(data=("digits",)).numbers["rows"]} == {"digits"}
+    assert {row["data"] for row in told(data=()).numbers["rows"]} == {"digits", "cifar10"}
+    assert main(["late-weights", "--toy", "--set", "data=mnist", "--out", str(tmp_path)]) == 2
     assert "unknown data set 'mnist'" in capsys.readouterr().err
 
 

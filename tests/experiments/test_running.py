@@ -156,7 +156,8 @@ def test_a_timing_says_what_it_measures_and_keeps_nothing(tmp_path):
         yield Numbers({"lanes": len(lanes)})
 
     told = Experiment(name="timing", question="?", minutes=0.1, story=story)
-    found = run_experiment(told, TOY, tmp_path, on_step=lambda step: heard.append(step.label), lanes=("b",))
+    asked = {"lanes": ("b",)}
+    found = run_experiment(told, TOY, tmp_path, on_step=lambda step: heard.append(step.label), settings=asked)
     assert (heard, found.numbers) == (["b"], {"lanes": 1})
     assert not (tmp_path / JOBS).exists()
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.slow_proxy import SlowLink
 from paceline import Full, Worker
 from paceline.drivers.served.run import open_run
 from paceline.drivers.served.settings import Limits, ServerSettings
 from paceline.traces.journal import TRACE, StepRecord, WorkerJoined, WorkerLeft
 from paceline.traces.journal_files import read_journal
+from tests.slow_proxy import SlowLink
 
 pytestmark = pytest.mark.slow  # it waits for eight seconds
 PARAMETERS, BODY_SECONDS = 40_000, 4.0

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from benchmarks.slow_proxy import SlowLink
 from paceline import Full, Worker
 from paceline.drivers.served.messages import Gradient
 from paceline.drivers.served.run import open_run
@@ -24,6 +23,7 @@ from paceline.traces.journal_files import read_journal
 from paceline.traces.recorded_run import read_run
 from paceline.traces.step_clock import StepClock, register_clock
 from paceline.traces.step_times import ServerTimes, StepTimes, read_times, times_path
+from tests.slow_proxy import SlowLink
 
 PARAMETERS = 80_000  # 320 kB each way
 ROUNDING = 5e-6  # some durations, each rounded to a microsecond

@@ -7,13 +7,12 @@ copies of the longest vector that may come out.
 
 Kernels check no bounds. To have each access checked, compile them so, in a cache of their own:
 
-    NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=$(mktemp -d) python -m benchmarks hostile
+    NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=$(mktemp -d) make test-long ARGS="tests/long/test_hostile.py"
 """
 
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import functools
 import random
 import resource
@@ -26,18 +25,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich import box
-from rich.table import Table
 
-from benchmarks.options import Options
-from benchmarks.output import coloured, progress_bar, save, tables, titled
 from paceline.codecs import CODECS, QSGD, PayloadError, make_codec
 from paceline.codecs.payload import HEADER_BYTES, MOST_CLAIMED, read_header
 
 SHAPES = [torch.Size([40, 20]), torch.Size([7]), torch.Size([6, 3, 2, 2])]
 LENGTHS = (0, 1, 33, 100, 1000, 5003)
 TELLING = (0, 1, 2, 31, 2**15, 2**16, 2**20, 2**23, 2**24, 2**24 + 1, 2**28, 2**31 - 1, 2**31, 2**32 - 1)
-HUNG_AFTER_SECONDS = 900
 
 # What a vector takes while it is decoded: its codes, its values, and the place they go to; and room for the allocator.
 COPIES, ROOM_BYTES = 4, 32 * 2**20
@@ -186,42 +180,10 @@ _ATTACKS: tuple[Callable[[bytes, list[bytes], random.Random], bytes], ...] = (
 )  # fmt: skip
 
 
-# -- the benchmark --------------------------------------------------------------------------------------------------
+# -- whom they are sent to -------------------------------------------------------------------------------------------
 
 
 def targets() -> list[Any]:
     """Every codec of the table, and the coders of levels that are no codec's default."""
     coded = [QSGD(levels=3, norm="l2", lossless=coder) for coder in ("elias", "entropy")]  # type: ignore[arg-type]
     return [*(make_codec(name) for name in CODECS), *coded, QSGD(levels=32_767, bucket=0, lossless="entropy")]
-
-
-def run(options: Options) -> None:
-    """Besiege every codec; exits with 1 if one of them gave way."""
-    payloads = 1_000 if options.quick else 100_000
-    torch.set_num_threads(1)  # a thread's stack would count as memory that a payload took
-    sieges: dict[str, Siege] = {}
-    with progress_bar() as progress:
-        task = progress.add_task("hostile", total=len(targets()))
-        for codec in targets():
-            faulthandler.dump_traceback_later(HUNG_AFTER_SECONDS, exit=True)
-            sieges[str(codec)] = besiege(codec, payloads, options.seed)
-            faulthandler.cancel_dump_traceback_later()
-            progress.advance(task)
-    _tell(sieges, payloads, quick=options.quick)
-    save(options, "hostile", {"payloads": payloads, "codecs": {name: vars(siege) for name, siege in sieges.items()}})
-    if any(siege.breaches for siege in sieges.values()):
-        raise SystemExit(1)
-
-
-def _tell(sieges: dict[str, Siege], payloads: int, *, quick: bool) -> None:
-    table = Table(box=box.SIMPLE_HEAD, title=titled(f"{payloads:,} hostile payloads each; bar: no breach", quick=quick))
-    for column in ("codec", "refused", "decoded", "slowest ms", "breaches", ""):
-        table.add_column(column, justify="left" if column in ("codec", "") else "right")
-    for name, siege in sieges.items():
-        slowest, verdict = f"{1000 * siege.slowest_seconds:.1f}", coloured("MISS" if siege.breaches else "PASS")
-        counts = f"{siege.refused:,}", f"{siege.decoded:,}", slowest, f"{len(siege.breaches):,}"
-        table.add_row(name, *counts, verdict)
-    tables().print(table)
-    for name, siege in sieges.items():
-        for breach in siege.breaches[:3]:
-            tables().print(f"{name}: {breach}", markup=False)

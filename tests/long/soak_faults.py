@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from benchmarks.slow_proxy import SlowLink
-from benchmarks.soak_cluster import SILENCE_SECONDS, WORKERS, Cluster, Failed
+from tests.long.soak_cluster import SILENCE_SECONDS, WORKERS, Cluster, Failed
+from tests.slow_proxy import SlowLink
 
 FEWEST_WORKERS, MOST_WORKERS = 4, 9
 ALL_IN_SECONDS = 30.0

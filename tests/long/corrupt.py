@@ -1,5 +1,7 @@
 """Files that were damaged or forged: thousands of random corruptions of everything that paceline reads back.
 
+    python -m tests.long.corrupt [--cases 10000] [--seed 0] [--only KINDS]
+
     bytes     flipped bits, other bytes, cut off, inserted, taken out, repeated parts
     lines     deleted, doubled, swapped, moved: each as it was written
     JSON      numbers that are huge, negative or text, keys that are missing or renamed, deep nests
@@ -17,6 +19,7 @@ more than 1 GB of memory, no more than 10 s. Each case follows from the seed, it
 
 from __future__ import annotations
 
+import argparse
 import json
 import logging
 import os
@@ -34,15 +37,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich import box
-from rich.table import Table
+from rich.console import Console
 
-from benchmarks.corrupt_files import KINDS, Kind, record
-from benchmarks.options import Options, chosen
-from benchmarks.output import coloured, progress_bar, save, tables, titled
+from paceline.cli.progress import step_bar
 from paceline.errors import PacelineError
+from paceline.reports.table import PlainTable
+from tests.long.corrupt_files import KINDS, Kind, record
 
-CORRUPTIONS, QUICK_CORRUPTIONS = 10_000, 300
+CORRUPTIONS = 10_000
 MOST_BYTES, MOST_SECONDS = 2**30, 10.0
 AT_ONCE = 100  # cases of one process
 DIED_AFTER_SECONDS = 300.0
@@ -58,6 +60,11 @@ class Tally:
     slowest_seconds: float = 0.0
     most_bytes: int = 0
     breaches: list[str] = field(default_factory=list)
+
+    @property
+    def cases(self) -> int:
+        """All of them."""
+        return self.refused + self.same + self.valid + len(self.breaches)
 
     def add(self, other: Tally) -> None:
         """Add what another process counted."""
@@ -167,7 +174,11 @@ def corrupt_all(
     corruptions: int, seed: int = 0, only: str = "", on_batch: Callable[[int], None] = lambda done: None
 ) -> dict[str, Tally]:
     """Corrupt every kind of file, so many times in all, and return what became of it; `only` leaves kinds out."""
-    names = chosen(only, tuple(kind.name.replace(",", "") for kind in KINDS), "file")
+    known = [kind.name.replace(",", "") for kind in KINDS]
+    names = [name.strip() for name in only.split(",") if name.strip()] or known
+    for name in names:
+        if name not in known:
+            raise ValueError(f"unknown file {name!r}; choose from {', '.join(known)}")
     logging.disable(logging.CRITICAL)  # every refusal would be a line
     torch.set_num_threads(1)  # a process that has computed with several must not fork
     tallies: dict[str, Tally] = {}
@@ -188,36 +199,42 @@ def corrupt_all(
     return tallies
 
 
-def run(options: Options) -> None:
-    """Corrupt files of every kind; exits with 1 if one of them was neither refused nor read as it should be."""
-    corruptions = QUICK_CORRUPTIONS if options.quick else CORRUPTIONS
+def main() -> int:
+    """Corrupt files of every kind; 1 if one of them was neither refused nor read as it should be."""
+    parser = argparse.ArgumentParser(prog="python -m tests.long.corrupt")
+    parser.add_argument("--cases", type=int, default=CORRUPTIONS)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="", help="kinds of files, with commas between, none in their names")
+    asked = parser.parse_args()
     began = time.perf_counter()
-    with progress_bar() as progress:
-        task = progress.add_task("corrupt", total=corruptions)
-        tallies = corrupt_all(corruptions, options.seed, options.only, lambda done: progress.advance(task, done))
-    _tell(tallies, time.perf_counter() - began, quick=options.quick)
-    save(options, "corrupt", {"corruptions": corruptions, "kinds": {name: asdict(t) for name, t in tallies.items()}})
-    if any(tally.breaches for tally in tallies.values()):
-        raise SystemExit(1)
+    with step_bar(Console(stderr=True), "corrupt", total=asked.cases) as update:
+        tallies = corrupt_all(asked.cases, asked.seed, asked.only, lambda done: update(advance=done))
+    tell(tallies, time.perf_counter() - began)
+    return 1 if any(tally.breaches for tally in tallies.values()) else 0
 
 
-def _tell(tallies: dict[str, Tally], seconds: float, *, quick: bool) -> None:
-    total = sum(t.refused + t.same + t.valid + len(t.breaches) for t in tallies.values())
-    title = f"{total:,} corruptions in {seconds:.0f} s; bar: each refused in a line or read, within 10 s and 1 GB"
-    table = Table(box=box.SIMPLE_HEAD, title=titled(title, quick=quick))
-    columns = ("file", "cases", "refused", "same", "valid", "slowest ms", "most MB", "breaches", "")
-    for column in columns:
-        table.add_column(column, justify="left" if column in ("file", "") else "right")
+def tell(tallies: dict[str, Tally], seconds: float) -> None:
+    """Print what became of each kind."""
     allowed = {kind.name: kind.may_be_valid for kind in KINDS}
-    for name, t in tallies.items():
-        cases = t.refused + t.same + t.valid + len(t.breaches)
-        valid = f"{t.valid:,}" if allowed[name] else "-"
-        figures = f"{cases:,}", f"{t.refused:,}", f"{t.same:,}", valid, f"{1000 * t.slowest_seconds:.0f}"
-        more = f"{t.most_bytes / 1e6:.0f}", f"{len(t.breaches):,}"
-        table.add_row(name, *figures, *more, coloured("MISS" if t.breaches else "PASS"))
-    tables().print(table)
-    tables().print("same: as it was written; a journal also its beginning. valid (-: not allowed): a state that can be")
-    tables().print("gone on with, where nobody can tell: hand-written, or sealed again after the change")
-    for name, t in tallies.items():
-        for breach in t.breaches[:5]:
-            tables().print(f"{name}: {breach}", markup=False)
+    rows = [
+        (name, f"{t.cases:,}", f"{t.refused:,}", f"{t.same:,}", f"{t.valid:,}" if allowed[name] else "-",
+         f"{1000 * t.slowest_seconds:.0f}", f"{t.most_bytes / 1e6:.0f}", f"{len(t.breaches):,}")
+        for name, t in tallies.items()
+    ]  # fmt: skip
+    total = sum(t.cases for t in tallies.values())
+    table = PlainTable(
+        title=f"{total:,} corruptions in {seconds:.0f} s: each refused in a line or read, within 10 s and 1 GB",
+        headings=("file", "cases", "refused", "same", "valid", "slowest\nms", "most\nMB", "breaches"),
+        rows=rows,
+        caption="same: as it was written; a journal also its beginning. valid (-: not allowed): a state that can be "
+        "gone on with, where nothing tells: hand-written, or sealed again after the change.",
+    )
+    console = Console(width=100, highlight=False)
+    console.print(table.rich())
+    for name, tally in tallies.items():
+        for breach in tally.breaches[:5]:
+            console.print(f"{name}: {breach}", markup=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

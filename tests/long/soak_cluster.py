@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 WORKERS = 6
 SILENCE_SECONDS = 1.0
 POLL_SECONDS = 0.02
@@ -145,7 +145,7 @@ class Cluster:
         self._ordered = 0
         with (folder / "workers.log").open("ab") as errors:
             self._nursery = subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.soak_nursery"],
+                [sys.executable, "-m", "tests.long.soak_nursery"],
                 cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
             )  # fmt: skip
         os.set_blocking(self._out.fileno(), False)

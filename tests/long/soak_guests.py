@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
-from benchmarks import soak_runs
 from paceline.drivers.served.messages import PREFIX_BYTES, PROTOCOL
+from tests.long import soak_runs
 
 GUEST_SECONDS = 20.0
 SLOW_SECONDS = 5.0, 9.0

@@ -1,6 +1,6 @@
 """Random faults against one long training run of real processes, which must go on whatever happens.
 
-    python -m benchmarks soak --faults 1000        or: python benchmarks/soak.py --faults 1000
+    python -m tests.long.soak [--faults 1000] [--seed 0] [--only WORDS] [--seconds-per-fault 0] [--out runs/soak]
 
 After every fault: rounds are done again within 30 s; the server holds no more memory, threads and files than after the
 first faults and an allowance; nobody has ended who was not ended; no zombie is left. At the end the whole run, with all
@@ -14,6 +14,7 @@ is not decided by a seed, so the same seed meets the run in another state.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import random
 import shutil
@@ -25,19 +26,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-if not __package__:  # python benchmarks/soak.py
-    sys.path[0] = str(Path(__file__).parents[1])
+from rich.console import Console
 
-from rich import box
-from rich.table import Table
+from paceline.cli.progress import step_bar
+from paceline.reports.table import PlainTable
+from tests.long.soak_cluster import WORKERS, Cluster, Failed, Reading, read_process, zombies_of
+from tests.long.soak_faults import Faults, processes_beside
 
-from benchmarks.options import Options
-from benchmarks.output import coloured, progress_bar, save, tables, titled
-from benchmarks.soak_cluster import WORKERS, Cluster, Failed, Reading, read_process, zombies_of
-from benchmarks.soak_faults import Faults, processes_beside
-
-FAULTS, QUICK_FAULTS = 1000, 4
-QUICK_KINDS = "kill -9 a worker, a worker that lies, a run beside, a worker leaves"
+FAULTS = 1000
 GOES_ON_ROUNDS, GOES_ON_SECONDS = 2, 30.0
 SETTLES_SECONDS = 20.0
 BASELINE_FAULTS = 26
@@ -82,28 +78,27 @@ def _larger(one: Reading, other: Reading) -> Reading:
     return Reading(**{name: max(getattr(one, name), getattr(other, name)) for name in names})
 
 
-def run(options: Options) -> None:
-    """`python -m benchmarks soak`; exit code 1 if anything failed."""
-    wanted = options.faults or (QUICK_FAULTS if options.quick else FAULTS)
-    Path(options.out).mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="soak-", dir=options.out))
+def main() -> int:
+    """Soak a run in faults; 1 if anything failed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.long.soak")
+    parser.add_argument("--faults", type=int, default=FAULTS)
+    parser.add_argument("--seed", type=int, default=0, help="which faults, when and against whom")
+    parser.add_argument("--only", default="", help="words in the names of faults, with commas between")
+    parser.add_argument("--seconds-per-fault", type=float, default=0.0, help="least time from one fault to the next")
+    parser.add_argument("--out", type=Path, default=Path("runs/soak"), help="folder for logs, and the run if it fails")
+    asked = parser.parse_args()
+    asked.out.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="soak-", dir=asked.out))
     soak, began = Soak(), time.monotonic()
     with (folder / "soak.log").open("w", encoding="utf-8", buffering=1) as log:
 
         def note(text: str) -> None:
             log.write(f"{time.monotonic() - began:9.3f}  {text}\n")
 
-        dice = random.Random(options.seed)
+        dice = random.Random(asked.seed)
         cluster = Cluster(folder.absolute(), dice, note)
         try:
-            _hurt(
-                cluster,
-                Faults(cluster, dice, options.only or (QUICK_KINDS if options.quick else "")),
-                soak,
-                wanted,
-                options,
-                note,
-            )
+            _hurt(cluster, Faults(cluster, dice, asked.only), soak, asked.faults, asked.seconds_per_fault, note)
             _stop_and_replay(cluster, soak)
         except (Failed, OSError) as failure:
             soak.failure = f"after {sum(soak.faults.values())} faults: {failure}"
@@ -113,17 +108,17 @@ def run(options: Options) -> None:
             soak.ends = cluster.ended_well
             cluster.end()
     soak.seconds = time.monotonic() - began
-    tables().print(_table(soak, wanted, quick=options.quick))
-    save(options, "soak", {"seed": options.seed, "wanted": wanted, **dataclasses.asdict(soak)})
+    Console(width=100, highlight=False).print(_table(soak, asked.faults).rich())
     if soak.failure:
         print(f"soak failed {soak.failure}; logs, trace and checkpoints: {folder}", file=sys.stderr)
-        raise SystemExit(1)
+        return 1
     shutil.rmtree(folder / "run")
     print(f"logs: {folder}", file=sys.stderr)
+    return 0
 
 
 def _hurt(
-    cluster: Cluster, faults: Faults, soak: Soak, wanted: int, options: Options, note: Callable[[str], None]
+    cluster: Cluster, faults: Faults, soak: Soak, wanted: int, least_seconds: float, note: Callable[[str], None]
 ) -> None:
     cluster.open_server()
     cluster.until_nursery()
@@ -131,11 +126,10 @@ def _hurt(
         cluster.order_worker(number)
     cluster.until(lambda: cluster.tail.checkpoints > 0, "the first checkpoint", seconds=120)
     first = min(BASELINE_FAULTS, max(1, wanted // 2))
-    with progress_bar() as progress:
-        bar = progress.add_task("soak", total=wanted)
+    with step_bar(Console(stderr=True), "soak", total=wanted) as update:
         for number in range(wanted):
             kind, began = faults.draw(number, wanted), time.monotonic()
-            progress.update(bar, description=f"soak: {kind:23} {cluster.tail.steps:6} rounds")
+            update(description=f"soak: {kind}")
             note(f"fault {number}: {kind}; crew {cluster.crew}, in {cluster.tail.members}")
             soak.faults[kind] = soak.faults.get(kind, 0) + 1
             faults.kinds[kind][1]()
@@ -143,9 +137,9 @@ def _hurt(
             cluster.until_steps(GOES_ON_ROUNDS, seconds=GOES_ON_SECONDS)
             soak.longest_seconds[kind] = max(soak.longest_seconds.get(kind, 0.0), time.monotonic() - began)
             _check(cluster, soak, note, first=number < first)
-            enough = began + options.seconds_per_fault
+            enough = began + least_seconds
             cluster.until(lambda enough=enough: time.monotonic() >= enough, "a pause", seconds=3600)
-            progress.advance(bar)
+            update(advance=1)
 
 
 def _check(cluster: Cluster, soak: Soak, note: Callable[[str], None], *, first: bool) -> None:
@@ -172,55 +166,40 @@ def _stop_and_replay(cluster: Cluster, soak: Soak) -> None:
     code = cluster.close_server(signal.SIGTERM)
     if code != 130:
         raise Failed(f"the server ended with {code} when it was stopped at the end, and not with 130")
-    with progress_bar() as progress:
-        bar = progress.add_task("soak: replay", total=None)
-        verdict = replay(cluster.run, on_step=lambda step, steps: progress.update(bar, completed=step, total=steps))
+    with step_bar(Console(stderr=True), "soak: replay") as update:
+        verdict = replay(cluster.run, on_step=lambda step, steps: update(completed=step, total=steps))
     soak.replay = verdict.difference or verdict.missing or f"identical, {verdict.steps} rounds"
     if not verdict.identical:
         raise Failed(f"the replay differs or is not of the whole run: {soak.replay}")
 
 
-def _table(soak: Soak, wanted: int, *, quick: bool) -> Table:
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        title=titled("Faults against one run", quick=quick),
-        padding=(0, 2, 0, 0),
-        pad_edge=False,
-        caption=f"longest s: from a fault, its own time included, until {GOES_ON_ROUNDS} more rounds are done.\n"
-        f"bar: those within {GOES_ON_SECONDS:g} s once it is over, and no more held than after the first faults and an "
+def _table(soak: Soak, wanted: int) -> PlainTable:
+    kinds = sorted(soak.faults, key=lambda kind: -soak.faults[kind])
+    longest = {kind: f"{soak.longest_seconds[kind]:.1f}" if kind in soak.longest_seconds else "-" for kind in kinds}
+    limits, most = soak.limits(), soak.largest
+    return PlainTable(
+        title="Faults against one run",
+        headings=("what", "measured", "longest s", "bar"),
+        rows=[
+            *((kind, str(soak.faults[kind]), longest[kind], "") for kind in kinds),
+            ("faults", f"{sum(soak.faults.values())}", "", f"{wanted}"),
+            ("rounds", f"{soak.steps}", "", ""),
+            ("workers that left with 0", f"{soak.ends}", "", "all that were asked"),
+            ("processes of runs beside", f"{processes_beside(soak.faults)}", "", "all end with 0"),
+            ("restarts of the server", f"{soak.restarts}", "", ""),
+            ("refused by the server", f"{soak.refused}", "", ""),
+            ("largest memory", f"{most.rss_bytes / 2**20:.0f} MB", "", f"<= {limits['rss_bytes'] / 2**20:.0f} MB"),
+            ("most threads", f"{most.threads}", "", f"<= {limits['threads']}"),
+            ("most open files", f"{most.files}", "", f"<= {limits['files']}"),
+            ("replay", soak.replay, "", "identical"),
+            ("seconds", f"{soak.seconds:.0f}", "", ""),
+            ("verdict", "MISS" if soak.failure else "PASS", "", ""),
+        ],
+        caption=f"longest s: from a fault, its own time included, until {GOES_ON_ROUNDS} more rounds are done. bar: "
+        f"those within {GOES_ON_SECONDS:g} s once it is over, and no more held than after the first faults and an "
         "allowance.",
     )
-    table.add_column("what")
-    for name in ("measured", "longest s", "bar"):
-        table.add_column(name, justify="right")
-    for kind, count in sorted(soak.faults.items(), key=lambda each: -each[1]):
-        longest = soak.longest_seconds.get(kind)
-        table.add_row(kind, str(count), "-" if longest is None else f"{longest:.1f}", "")
-    limits = soak.limits()
-    for name, value, bar in (
-        ("faults", f"{sum(soak.faults.values())}", f"{wanted}"),
-        ("rounds", f"{soak.steps}", ""),
-        ("workers that left with 0", f"{soak.ends}", "all that were asked"),
-        ("processes of runs beside", f"{processes_beside(soak.faults)}", "all end with 0"),
-        ("restarts of the server", f"{soak.restarts}", ""),
-        ("refused by the server", f"{soak.refused}", ""),
-        ("largest memory", f"{soak.largest.rss_bytes / 2**20:.0f} MB", f"<= {limits['rss_bytes'] / 2**20:.0f} MB"),
-        ("most threads", f"{soak.largest.threads}", f"<= {limits['threads']}"),
-        ("most open files", f"{soak.largest.files}", f"<= {limits['files']}"),
-        ("replay", soak.replay, "identical"),
-        ("seconds", f"{soak.seconds:.0f}", ""),
-        ("verdict", coloured("MISS" if soak.failure else "PASS"), ""),
-    ):
-        table.add_row(name, value, "", bar, style="" if name != "verdict" else "bold")
-    return table
-
-
-def main() -> None:
-    """`python benchmarks/soak.py`."""
-    import tyro
-
-    run(tyro.cli(Options, prog="python benchmarks/soak.py", config=(tyro.conf.FlagCreatePairsOff,)))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -44,7 +44,7 @@ from paceline.traces.pruning_record import KINDS as ARRAYS
 from paceline.traces.pruning_record import PRUNING, PruningRecord, read_pruning
 from paceline.traces.run_settings import OF_THE_MACHINE, difference, with_defaults
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SERVED = Recipe().with_settings(
     rounds=40,
     data={"split": "iid"},

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.soak_nursery`: forks workers and bad guests on demand, from a process that has torch loaded.
+"""`python -m tests.long.soak_nursery`: forks workers and bad guests on demand, from a process that has torch loaded.
 
     stdin:   {"kind": "worker", "address": "127.0.0.1:40001", "number": 3, "seed": 17}    a line per child
     stdout:  {"started": 4711, "kind": "worker"}      {"ended": 4711, "code": -9}
@@ -17,8 +17,8 @@ import sys
 import traceback
 from typing import Any
 
-from benchmarks.faults import be_guest
 from paceline.processes import end_with_parent
+from tests.long.soak_guests import be_guest
 
 POLL_SECONDS = 0.02
 
