@@ -229,8 +229,8 @@ def claims_of(results: Mapping[int, Sequence[Row]]) -> Iterator[Claim]:
 
 def missing(row: Row) -> float:
     """Return by which share told bytes differ from what the interface sent, without the headers of its packets."""
-    counted: float = row["wire_bytes"] - HEADER_BYTES * row["packets"]
-    return abs(row["reported_bytes"] / counted - 1.0)
+    told, sent, packets = map(float, (row["reported_bytes"], row["wire_bytes"], row["packets"]))
+    return abs(told / (sent - HEADER_BYTES * packets) - 1)
 
 
 # -- a rank: its lanes -------------------------------------------------------------------------------------------------
