@@ -26,22 +26,26 @@ LARGE, MOST_DIGITS = re.compile(r"\d\S*e\+\d+"), 1e10  # numbers that a range gi
 NOTE = "<!-- docs/reference/make.py writes this page from the tables of the command line and of recipes. -->"
 COMMAND_LINE = """# Commands and options
 
-`paceline COMMAND --help` prints the common options of a command, `--help-all` all of them. What holds for every command:
+`paceline COMMAND --help` prints the common options of a command, `--help-all` all of them. What holds for every
+command:
 
-- **A recipe and settings.** Commands that take a recipe take every setting of it as an option, by its dotted name or a
-  short one: `--strategy.k 3`, `--k 3` ([recipes](../recipes.md)).
+- **A recipe and settings.** Commands that take a recipe take every setting of it as an option, by its dotted name or
+  a short one: `--strategy.k 3`, `--k 3` ([recipes](../recipes.md)).
 - **Flags.** What is true or false needs no value: `--inject-delays`, `--data.augment`; `--no-data.download` and
   `--data.download false` say no.
 - **Units.** A setting whose name ends in a unit takes a plain number in that unit, or a text with another:
-  `--delay.shift-seconds 5ms`, `--network.server-bits-per-second 1Gbit/s`, `--pipeline.memory-mb 2GB`. Times are `us`, `ms`,
-  `s`, `min`, `h`, `d`; sizes `B`, `kB`, `MB`, `GB`, `TB`, and with an `i` (`GiB`) in powers of 1024; rates `Mbit/s`, `MB/s`, and so on.
-- **`--out FOLDER`** is always a folder; `export` alone takes a file there. Without it, results go to the next that is free:
-  `runs/race`, `runs/race-2`. One that holds a run or results is refused; other files in it are pointed out, and stay.
+  `--delay.shift-seconds 5ms`, `--network.server-bits-per-second 1Gbit/s`, `--pipeline.memory-mb 2GB`. Times are `us`,
+  `ms`, `s`, `min`, `h`, `d`; sizes `B`, `kB`, `MB`, `GB`, `TB`, and with an `i` (`GiB`) in powers of 1024; rates
+  `Mbit/s`, `MB/s`, and so on.
+- **`--out FOLDER`** is always a folder; `export` alone takes a file there. Without it, results go to the next that is
+  free: `runs/race`, `runs/race-2`. One that holds a run or results is refused; other files in it are pointed out, and
+  stay.
 - **`--json`** prints one JSON document to stdout, and nothing else there. Progress, notes and warnings go to stderr.
-- **Errors** are one line, and the exit code says whose fault it was: 2 for what was typed, 1 for the rest, 130 for Ctrl-C.
-  An error of your own model, data or loss says where it was raised. `--debug` shows the traceback.
+- **Errors** are one line, and the exit code says whose fault it was: 2 for what was typed, 1 for the rest, 130 for
+  Ctrl-C. An error of your own model, data or loss says where it was raised. `--debug` shows the traceback.
 
-Commands, options and choices are completed in bash and zsh, with this line in `~/.bashrc` (or with `zsh` in `~/.zshrc`):
+Commands, options and choices are completed in bash and zsh, with this line in `~/.bashrc` (or with `zsh` in
+`~/.zshrc`):
 
 ```sh
 eval "$(paceline --print-completion bash)"

@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from experiments.core.cuts import balanced, equal_counts
 from paceline.lookup import unknown
 from paceline.models import build_model
 from paceline.pipeline.devices import Device
@@ -38,7 +39,6 @@ from paceline.pipeline.placement import place, priced
 from paceline.pipeline.plan import Batch, Plan
 from paceline.pipeline.profile import Profile
 from paceline.pipeline.schedules import in_flight
-from paceline.reference_pipeline import balanced, equal_counts
 
 EQUAL, BLOCKS, OURS = "equal counts", "torchgpipe", "ours"
 MICROBATCHES_IN_A_ROW = 2

@@ -28,13 +28,13 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from experiments.core.claims import within
+from experiments.core.cuts import balanced, equal_counts
 from experiments.core.story import FIRST_SEED, Claim, Numbers, Size, Step, Telling, experiment
 from paceline.pipeline.devices import Device, Link
 from paceline.pipeline.placement import Placement, PlacementError, place, priced
 from paceline.pipeline.profile import Layer, Profile, Tensor, Weight
 from paceline.pipeline.schedules import in_flight
 from paceline.quantities import duration_text
-from paceline.reference_pipeline import balanced, equal_counts
 from paceline.reports.table import PlainTable
 
 MOST_SECONDS = 10.0

@@ -28,7 +28,7 @@ COMMANDS = re.compile(BLOCK.format(language="sh"), re.DOTALL | re.MULTILINE)
 ANEW = """
 import runpy, sys
 for name in list(sys.modules):
-    if name.partition(".")[0] in ("paceline", "tests", "benchmarks"):
+    if name.partition(".")[0] in ("paceline", "tests", "experiments"):
         del sys.modules[name]
 del sys.argv[0]
 runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
@@ -67,7 +67,7 @@ def copy_of_the_project(folder: Path) -> Path:
     """Return a copy with what was compiled of its sources: kernels in machine code take many seconds."""
     shutil.copytree(PROJECT / "src", folder / "src")
     ignored = shutil.ignore_patterns("__pycache__", "golden*", ".mypy_cache")
-    for name in ("tests/contracts", "tests/data", "tests/parity", "benchmarks"):
+    for name in ("tests/contracts", "tests/data", "tests/parity", "tests/oracles", "experiments"):
         shutil.copytree(PROJECT / name, folder / name, ignore=ignored)
     for name in ("pyproject.toml", "conftest.py", "tests/__init__.py"):
         shutil.copy(PROJECT / name, folder / name)

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 PROJECT = Path(__file__).parents[2]
-PLACES = ("src", "tests", "benchmarks", "experiments", "docs", "examples")
+PLACES = ("src", "tests", "experiments", "docs", "examples")
 NAMED = re.compile(r"`([\w./]+\.py)`|((?:\w+/)+\w+\.py)\b")
 IN_EXAMPLES = {
     "docs/adding.md",

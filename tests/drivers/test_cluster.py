@@ -12,12 +12,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from paceline import reference
 from paceline.drivers.simulated.cluster import Cluster, MeasuredCosts, NoTraining, Setup
 from paceline.drivers.simulated.delays import Pareto, Recorded, Sequences, ShiftedExponential, SlowWorkers
 from paceline.drivers.simulated.network import Network, OneWayLink, WorkerLink
 from paceline.drivers.simulated.timing import AsyncTimes, RoundTimes
 from paceline.strategies import LGC, STRATEGIES, Async, FastestK, Full
+from tests.oracles import strategies as reference
 
 FIGURE_1 = ((1.0, 1.2, 2.0), (1.1, 1.5, 2.0), (1.0, 1.3, 2.5))
 FREE, SLOW = Network(), Network(latency_seconds=0.01, worker_bits_per_second=1e6, server_bits_per_second=3e6)

@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline import reference_averaging as reference
 from paceline.events import Asked, Averaged, Begin, Merge, Standing, Stepped
 from paceline.strategies.averaging import AveragingState, make_averaging
 from paceline.training.replica import Replica
+from tests.oracles import averaging as reference
 
 some = settings(max_examples=15)
 LR = 0.25

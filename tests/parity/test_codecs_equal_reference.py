@@ -7,9 +7,9 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from paceline import reference
 from paceline.codecs import QSGD, OneBit, one_bit, qsgd, tensors
 from tests.contracts.codec_variants import KINDS, LENGTHS, seeded, vector_of
+from tests.oracles import strategies as reference
 
 BUCKETS = (1, 2, 31, 100, 512, 4096, 5000, 0, 2**32 - 1)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from paceline import reference_pipeline as reference
 from paceline.pipeline.devices import Device
 from paceline.pipeline.placement import PlacementError, place, priced
+from tests.oracles import placement as reference
 from tests.pipeline.cases import chance_of, random_case
 
 CASES = 1000

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline import reference_pruning as reference
 from paceline.data.pruning.fine_pruning import FinePolicy, FineSchedule
 from paceline.data.pruning.info_batch import InfoPolicy
+from tests.oracles import pruning as reference
 
 some = settings(max_examples=100)
 

@@ -9,11 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline import reference
 from paceline.events import GradientArrived, Joined, Step
-from paceline.reference import PlainRound
 from paceline.strategies import LGC, Async, FastestK, Full
 from paceline.strategies.combine import Combiner
+from tests.oracles import strategies as reference
+from tests.oracles.strategies import PlainRound
 
 quick = settings(deadline=None, max_examples=60, derandomize=True)
 numbers = st.integers(-8, 8).map(float)

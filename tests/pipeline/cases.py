@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline import reference_pipeline as reference
 from paceline.pipeline.devices import Device, Link
 from paceline.pipeline.profile import INPUT, Layer, Profile, Tensor, Weight
+from tests.oracles import placement as reference
 
 SPEEDS = (0.5, 1.0, 1.0, 2.0)
 BANDWIDTHS = (64.0, 256.0, 1024.0, float("inf"))

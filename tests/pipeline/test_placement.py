@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from paceline import reference_pipeline as reference
+from experiments.core import cuts as reference
 from paceline.pipeline.devices import Device, Link
 from paceline.pipeline.placement import PlacementError, place, priced
 from paceline.pipeline.profile import Layer, Profile, Tensor, Weight

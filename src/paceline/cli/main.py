@@ -33,7 +33,6 @@ from paceline.cli.plan import PlanPipelineOptions, plan_pipeline
 from paceline.cli.pruning_commands import InspectPruningOptions, PlanPruningOptions, inspect_pruning, plan_pruning
 from paceline.cli.replay import ReplayOptions, replay
 from paceline.cli.report import ReportOptions, report
-from paceline.cli.reproduce import ReproduceOptions, reproduce
 from paceline.cli.simulate import RaceOptions, SimulateOptions, race, simulate
 from paceline.cli.what_if import WhatIfOptions, what_if
 from paceline.cli.work import KeysOptions, WorkOptions, keys, work
@@ -83,7 +82,6 @@ COMMANDS: dict[str, Command] = {
     "export": Command(ExportOptions, export),
     "live": Command(LiveOptions, live),
     "what-if": Command(WhatIfOptions, what_if),
-    "reproduce": Command(ReproduceOptions, reproduce),
     "plan pipeline": Command(
         PlanPipelineOptions, plan_pipeline, ("pipeline.stages", "pipeline.microbatches", "model.name", "data.name")
     ),

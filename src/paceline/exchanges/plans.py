@@ -10,7 +10,7 @@ so from three ranks on gathering moves the most. But it takes one collective, wh
 latency, and a payload of a few bytes is all latency.
 
 The choice follows from the codec, the number of elements and of ranks alone, by a link that is assumed: so all ranks,
-and two runs of the same script, choose alike. `python -m benchmarks plans` holds it against every plan, measured.
+and two runs of the same script, choose alike. `make bench ARGS="plans"` holds it against every plan, measured.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Figures of any numbers: lines, bars in groups, points with labels. Series have the colours of `palette`, in order.
 
-`paceline reproduce` draws the papers' figures with them; charts of runs have files of their own (`curves`, `timeline`).
+Experiments draw with them; charts of runs have files of their own (`curves`, `timeline`).
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ not, so the highest skew seen is remembered, and fades slowly.
 
 The paper leaves the choice of K open. The constants were fitted to times to target on digits, K = 1..10: those of work
 weighed by its samples on seeds 100 to 102, the others, with which runs of 0.2.0 are played again, on seeds 0 to 2.
-`benchmarks/choice_of_k.py` measures the choice against every fixed K on seeds from 200 on.
+`experiments/questions/choice_of_k.py` measures the choice against every fixed K on seeds from 200 on.
 
 The same events give the same K wherever processors round powers alike; where they do not, the costs of two K would have
 to agree in 15 digits for another to be chosen.

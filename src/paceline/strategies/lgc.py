@@ -28,8 +28,8 @@ says what it counts in e, and how much of the fresh mean is taken back for it:
     "samples"   (d_i / D) * m_i               and   d_i / D    d_i = b_i * r_i / s are the samples done, and D is B with
                                                                the d_i of the late in place of their b_i
 
-With "auto", a run that begins weighs by "samples" (benchmarks/late_weights.py measures all three), and one that goes on
-weighs as it began.
+With "auto", a run that begins weighs by "samples" (experiments/questions/late_weights.py measures all three), and one
+that goes on weighs as it began.
 
 By "samples", the fresh mean plus e is the mean over all samples that were computed, whoever computed them, as it is
 where shares are by speed. A member that has not delivered stands in D with its whole batch: the fresh mean speaks for

@@ -20,7 +20,7 @@ AGREEMENT = 1e-6
 COMPARED_WORKERS = 2
 
 # One pass over all workers' samples loses to the loop once a layer's output no longer fits the processor's cache.
-# Measured (`benchmarks gradients`): ahead in every case up to 21 MB, behind in most from 31 MB on.
+# Measured (`make bench ARGS="gradients"`): ahead in every case up to 21 MB, behind in most from 31 MB on.
 LARGEST_OUTPUT_BYTES = 24_000_000
 MOST_WASTED = 1 / 3
 

@@ -87,7 +87,7 @@ def watch(
     named in an error on the others, and so is one that calls it with other options.
 
     It costs some 0.1 ms of processor time in a step, with `buckets` some 0.3 ms and one more pass over the gradients;
-    `python -m benchmarks watch` measures both.
+    `make bench ARGS="watch"` measures both.
 
     >>> import tempfile
     >>> model = torch.nn.Linear(4, 1)

@@ -1,8 +1,8 @@
-"""Every algorithm in its slowest, plainest form: the specification, and what the fast code is tested against.
+"""Strategies in their slowest, plainest form.
 
 Gradients are lists of floats. A round is written down completely before anything is computed: what every worker
 would compute block by block, in which order the workers get there, and how far the late ones came. Nothing here
-is shared with the code it specifies. Averaging is in `reference_averaging.py`, pruning in `reference_pruning.py`.
+is shared with the code it specifies.
 
     full        update = mean of all N gradients
     fastest-k   update = mean of the K that came first                       (backup workers, Chen et al. 2016)
