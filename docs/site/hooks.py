@@ -6,6 +6,7 @@ Pages link to files of the repository as GitHub wants it, relative to themselves
     README.md                                     the first page, index.md
     CHANGELOG.md, CONTRIBUTING.md, SECURITY.md    pages
     experiments/                                  its pages: what there is, the log, and what came out
+    CITATION.cff                                  as it is
     examples/                                     a page that lists the scripts and recipes; each is copied as it is
 
 A link to any other file outside of docs/ is left as it is, and `mkdocs build --strict` refuses it. `exclude_docs` of
@@ -36,7 +37,7 @@ PAGES = {
     "experiments/results/papers.md": "results/papers.md",
     "experiments/results/benchmarks.md": "results/benchmarks.md",
 }
-PLACES = {**PAGES, "examples": "examples.md"}
+PLACES = {**PAGES, "examples": "examples.md", "CITATION.cff": "CITATION.cff"}
 """A file of the repository -> its page on the site."""
 
 FENCED = re.compile(r"^(?P<fence>`{3,}).*?^(?P=fence)$", re.DOTALL | re.MULTILINE)
@@ -52,6 +53,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         if (PROJECT / name).is_file():
             text = (PROJECT / name).read_text(encoding="utf-8")
             files.append(File.generated(config, place, content=with_links(text, name)))
+    if (PROJECT / "CITATION.cff").is_file():
+        files.append(File.generated(config, "CITATION.cff", abs_src_path=str(PROJECT / "CITATION.cff")))
     for path in example_files():
         files.append(File.generated(config, f"examples/{path.name}", abs_src_path=str(path)))
     files.append(File.generated(config, "examples.md", content=examples_page()))

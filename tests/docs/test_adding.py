@@ -67,7 +67,7 @@ def copy_of_the_project(folder: Path) -> Path:
     """Return a copy with what was compiled of its sources: kernels in machine code take many seconds."""
     shutil.copytree(PROJECT / "src", folder / "src")
     ignored = shutil.ignore_patterns("__pycache__", "golden*", ".mypy_cache")
-    for name in ("tests/contracts", "tests/data", "tests/parity", "tests/oracles", "experiments"):
+    for name in ("tests/contracts", "tests/data", "tests/long", "tests/parity", "tests/oracles", "experiments"):
         shutil.copytree(PROJECT / name, folder / name, ignore=ignored)
     for name in ("pyproject.toml", "conftest.py", "tests/__init__.py"):
         shutil.copy(PROJECT / name, folder / name)

@@ -44,7 +44,9 @@ FIGURE = re.compile(
 )
 PROGRAMS = "Python|torch|PyTorch|version|release|paceline|TLS|Lightning|Slurm"
 VERSION = re.compile(rf"\b(?:{PROGRAMS})\s+(?:{NUMBER})(?:(?: to | and |, )(?:{NUMBER}))*")
-RESULT = re.compile(r"^`(make bench ARGS=\"(.+)\"|python -m benchmarks (.+))`$")
+RESULT = re.compile(
+    r"^`((?:make bench ARGS=\"|python -m tests\.long\.|make test-long ARGS=\"tests/long/test_)([\w-]+).*)`$"
+)
 
 
 def figures_in(text: str) -> list[str]:
@@ -87,7 +89,7 @@ def _benchmark(anchor: str) -> str:
     text = BENCHMARKS.section(anchor)
     for heading in RESULTS.headings:
         found = RESULT.match(heading.text)
-        if found and (found[2] or found[3]).split()[0].startswith(anchor.removesuffix("s")):
+        if found and found[2].startswith(anchor.removesuffix("s")):
             text += RESULTS.section(heading.anchor)
     return text
 
