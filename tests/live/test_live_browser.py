@@ -95,7 +95,9 @@ def test_the_page_writes_numbers_in_the_units_that_python_does(tmp_path):
     below = [10**power - difference for power in range(1, 15) for difference in (1, 39, 49, 51, 10 ** (power // 2) + 1)]
     sizes = [0, *(each | 1 for each in below if each > 0)]  # odd ones: no half, which Python rounds to the even digit
     sizes += [random.Random(power).randrange(2**power) | 1 for power in range(1, 49) for _ in range(9)]
-    seconds = [10**power * share for power in range(-7, 7) for share in (0.5, 0.9994, 0.99951, 0.99996, 1.0, 1.1999, 7.2)]
+    seconds = [
+        10**power * share for power in range(-7, 7) for share in (0.5, 0.9994, 0.99951, 0.99996, 1.0, 1.1999, 7.2)
+    ]
     with served(tmp_path) as address, browser_page(tmp_path, address) as page:
         assert page.value(f"{sizes}.map(bytes)") == [size_text(each) for each in sizes]
         written = page.value(f"{seconds}.map(seconds)")
