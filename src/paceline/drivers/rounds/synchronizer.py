@@ -416,8 +416,8 @@ class RoundSync(RankLifecycle):
     def blocks(self, *batch: Any) -> Iterator[Any]:
         """Yield a batch in equal blocks; end early once the round has closed. Then `.grad` is the gradient to clip.
 
-        A batch is tensors of one length, or one dict of them. One that does not divide evenly comes in fewer blocks, and
-        no block is a single sample unless the batch is.
+        A batch is tensors of one length, or one dict of them. One that does not divide evenly comes in fewer blocks,
+        and no block is a single sample unless the batch is.
         """
         blocks = cut_batch(batch, self._blocks)
         if len(blocks) == 1 < self._blocks and not self._warned_of_blocks:
