@@ -163,7 +163,10 @@ def _flag(name: str) -> str:
 
 PLANNERS: dict[str, tuple[tuple[str, ...], Callable[[PlanPruningOptions, dict[str, Any]], PruningPlan]]] = {
     "fine-pruning": (
-        (*(name for name in PRUNINGS["fine-pruning"].settings if name != "tolerance"), "overhead_seconds"),
+        (
+            *(name for name in PRUNINGS["fine-pruning"].settings if name not in ("tolerance", "protect")),
+            "overhead_seconds",
+        ),
         _fine,
     ),
     "info-batch": (PRUNINGS["info-batch"].settings, _info),

@@ -59,7 +59,6 @@ PART = "pruning"
 INFO_BATCH = "info-batch"
 FINE_PRUNING = "fine-pruning"
 SETTINGS = {name: entry.settings for name, entry in PRUNINGS.items()}
-SETTINGS[FINE_PRUNING] += ("protect",)
 KEPT = (  # settings of the user's loader that ours has too
     "collate_fn",
     "num_workers",

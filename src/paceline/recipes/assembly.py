@@ -307,6 +307,7 @@ def make_training(recipe: Recipe, dataset: Dataset, given: Given = NOTHING_GIVEN
     from paceline.data import ExtendedAugmentation, NoAugmentation, PadCropFlip
     from paceline.models import seeded
     from paceline.training import Training
+    from paceline.training.pruned import groups_of
 
     given = given.objects()
 
@@ -326,7 +327,7 @@ def make_training(recipe: Recipe, dataset: Dataset, given: Given = NOTHING_GIVEN
     augmentation: Augmentation = NoAugmentation()
     if data.augment:
         augmentation = ExtendedAugmentation() if data.augment == "extended" else PadCropFlip()
-    return Training(
+    training = Training(
         module=module,
         dataset=dataset,
         shards=shards,
@@ -345,6 +346,9 @@ def make_training(recipe: Recipe, dataset: Dataset, given: Given = NOTHING_GIVEN
         passes=recipe.epochs,
         loss=loss,
     )
+    if recipe.pruning.protect is not None:
+        groups_of(training)  # refuses targets that are no classes
+    return training
 
 
 def make_shards(recipe: Recipe, dataset: Dataset) -> Sequence[torch.Tensor]:
