@@ -490,16 +490,15 @@ class InjectedError(Exception):
 class Injection:
     """Fails one call of those that the files make once something has failed: one that has not been failed before."""
 
-    FILES = (ddp_module.__file__, exchanging.__file__)
-
-    def __init__(self, failed):
+    def __init__(self, failed, modules=(ddp_module, exchanging)):
         self.armed, self.hit, self._failed, self._lock = False, "", failed, threading.Lock()
+        self._files = [module.__file__ for module in modules]
 
     def __call__(self, frame, event, argument):
         if not self.armed or self.hit or event not in ("call", "c_call"):
             return
         caller = frame.f_back if event == "call" else frame
-        if caller is None or caller.f_code.co_filename not in self.FILES:
+        if caller is None or caller.f_code.co_filename not in self._files:
             return
         called = argument.__name__ if event == "c_call" else frame.f_code.co_name
         call = f"{called} in {caller.f_code.co_name}"

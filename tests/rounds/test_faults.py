@@ -201,6 +201,23 @@ def test_outside_of_epochs_a_rank_whose_gradient_was_dropped_at_a_flush_misses_t
     assert len(results[1]["trained"]) >= (12 if kind == "full" else 3)
 
 
+# -- an error on the way of another ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_whatever_fails_on_the_way_of_an_error_ends_the_rounds_on_all_ranks_and_nobody_waits(tmp_path, culprit):
+    """Each call on that way fails in turn, on the rank that has the first error; rank 0 decides."""
+    with Ranks(tmp_path, 2, "tests.rounds.jobs") as pair:
+        results = pair.do("failing_twice", culprit=culprit, seconds=120.0)
+    assert len(results[culprit]) > 10
+    left = tuple(
+        f"rank {culprit} has left: {error}" for error in ("RoundsError: MemoryError: no memory", "InjectedErr")
+    )
+    for (_, theirs), (failed, ours) in zip(results[1 - culprit], results[culprit], strict=True):
+        assert "MemoryError: no memory" in ours or ours.startswith("InjectedError: "), (failed, ours)
+        assert any(words in theirs for words in left), (failed, theirs)
+
+
 # -- ranks that do not come --------------------------------------------------------------------------------------------
 
 

@@ -201,7 +201,7 @@ def sets_rates(kind, where, rounds=8):
                 if where == "flush":
                     set_rate(sync)
 
-    return {"said": error_of(run), "last": versions[-1], "digest": digest(model, optimizer)}
+    return {"said": error_of(run), "last": max(versions, default=0), "digest": digest(model, optimizer)}
 
 
 def clips(where):

@@ -25,7 +25,7 @@ from paceline.distributed.stores import StoreGather, launcher_keeps_store, priva
 from paceline.drivers.ranks.group import ROUNDS, RankGroup
 from paceline.drivers.ranks.heartbeats import FailureDetector, Heartbeats
 from paceline.drivers.rounds.decider import Decider, DecidingThread
-from paceline.drivers.rounds.exchange import Exchange
+from paceline.drivers.rounds.exchange import Exchange, over_connections
 from paceline.drivers.rounds.messages import AllWaiting, Failed, GoOn, Mailbox, Outbox, Overdue, Report, Stop, Waiting
 from paceline.errors import PacelineError
 from paceline.strategies import LGC, Strategy
@@ -136,11 +136,12 @@ class RoundLoop:
             most_behind=most_behind,
             timeout_seconds=timeout_seconds,
         )
-        self._outbox = Outbox(self.exchange.lost)
+        self._outbox = Outbox(self.exchange.end_with)
         self.deciding: DecidingThread | None = None
         if self.place == DECIDER:
             inbox = Mailbox(private_store(name, own_connection=True))
-            self.deciding = DecidingThread(Decider(strategy, ranks), inbox, clock=self.seconds)
+            failed = self.exchange.end_with
+            self.deciding = DecidingThread(Decider(strategy, ranks), inbox, clock=self.seconds, failed=failed)
 
     def seconds(self) -> float:
         """Return the seconds since the first round began, also those before a checkpoint."""
@@ -155,7 +156,11 @@ class RoundLoop:
 
     def report(self, message: Report) -> None:
         """Tell the rank that decides."""
-        self._outbox.send(partial(self._reports.report, message))
+        self._outbox.send(partial(self._deliver, message))
+
+    def _deliver(self, message: Report) -> None:
+        with over_connections():
+            self._reports.report(message)
 
     def gather(self, doing: str, numbers: Sequence[int]) -> list[list[int]]:
         """Return the numbers of every rank; all must call it. `doing` completes "waited for rank 1 to ..."."""

@@ -711,10 +711,13 @@ class RoundSync(RankLifecycle):
             return
         self._ended = True
         try:
+            self._loop.close(reason_of(self._failure))  # first of all: the others hear why
+        except BaseException:  # so do they if that fails
+            self._heartbeats.stop(reason_of(self._failure))
+            raise
+        finally:
             self._clipping.end()
             self._hook.remove()
-            self._loop.close(reason_of(self._failure))
-        finally:
             self._source = None
             IN_USE.discard(self._optimizer)
             release_lock_rarely()
