@@ -37,6 +37,7 @@ def test_what_cannot_be_is_refused_on_all_ranks(trio):
         "unlike plans": "all ranks must take rounds alike: the plan of",
         "double": "codecs carry float32, and this model has float64 parameters (codec=ErrorFeedback(OneBit())): take "
         'codec="identity" with plan="auto", which adds them up as they are, or call .float() on the model',
+        "double buffers": "codecs carry float32, and this model has float64 buffers",
         "k": "k must be a whole number of 1 or more",
         "k of words": "k must be a whole number of 1 or more",
         "k on one": "k must be a whole number of 1 or more",

@@ -61,6 +61,12 @@ def test_rounds_of_all_ranks_are_plain_data_parallel_training(trio, kind, settin
         assert found["used"] == found["draws"] == 20
 
 
+def test_a_buffer_in_float64_beside_float32_parameters_is_added_up_in_float64(trio):
+    results = trio.do("counts_in_doubles", kind="full", rounds=5, blocks=1)
+    assert len({found["digest"] for found in results}) == 1
+    assert results[0]["thirds"] == pytest.approx(5 / 3, rel=1e-15, abs=0)
+
+
 def test_two_hundred_schedules_end_and_all_ranks_are_equal(trio):
     """Random K, blocks, delays, epochs, flushes, bad numbers; without an end somewhere the trio does not answer."""
     for place in range(10):

@@ -18,7 +18,7 @@ from tests.rounds.jobs.faults import (
 from tests.rounds.jobs.misuse import clips, misused, misused_loops, sets_rates, steps_scheduler_too
 from tests.rounds.jobs.shares import by_speed, like_one_process, refused_shares, taken, weights
 from tests.rounds.jobs.times import apart, watched
-from tests.rounds.jobs.training import alike, like_plain, schedules, some_close_first
+from tests.rounds.jobs.training import alike, counts_in_doubles, like_plain, schedules, some_close_first
 
 __all__ = [
     "alike",
@@ -27,6 +27,7 @@ __all__ = [
     "broken_off",
     "by_speed",
     "clips",
+    "counts_in_doubles",
     "does_not_deliver",
     "drifts",
     "epochs",
