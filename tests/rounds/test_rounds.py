@@ -187,6 +187,18 @@ def test_states_are_of_one_moment_on_all_ranks_and_others_are_refused(trio):
     assert results[0]["last release"]["False auto"][2] is False
 
 
+def test_a_state_that_is_refused_changes_nothing(trio):
+    """Each part of a state is damaged or left out in turn, also those that come last."""
+    results = trio.do("refused_states")
+    assert len({found["digest"] for found in results}) == 1
+    for rank, each in enumerate(results):
+        for name, (error, same) in each["found"].items():
+            if "decider" in name and rank and error is None:  # the rank that decides reads it alone
+                continue
+            assert error.startswith("SavedStateError: the state of the rounds is refused: "), (rank, name, error)
+            assert same, (rank, name)
+
+
 # -- step times --------------------------------------------------------------------------------------------------------
 
 

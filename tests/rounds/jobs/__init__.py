@@ -1,6 +1,6 @@
 """What the ranks of the tests of rounds can be told to do. What a job returns goes through JSON."""
 
-from tests.rounds.jobs.checkpoints import resumed, wrong_states
+from tests.rounds.jobs.checkpoints import refused_states, resumed, wrong_states
 from tests.rounds.jobs.epochs import broken_off, epochs, goes_on_within_an_epoch, second_loader
 from tests.rounds.jobs.faults import (
     beyond_the_codec,
@@ -44,6 +44,7 @@ __all__ = [
     "overflows",
     "raises",
     "refused_shares",
+    "refused_states",
     "resumed",
     "schedules",
     "second_loader",

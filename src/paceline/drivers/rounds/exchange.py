@@ -66,7 +66,8 @@ class Update:
 class Exchange:
     """The exchange thread of a rank, and the queue between it and the training thread.
 
-    `next_version` is what the model's version will be when all updates that have come are applied.
+    `next_version` is what the model's version will be when all updates that have come are applied; `round_sum` is how ranks
+    come to an update.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class Exchange:
         most_behind: int,
         timeout_seconds: float,
     ) -> None:
-        self._mailbox, self._gradients, self._pool, self._sum, self._group = (
+        self._mailbox, self._gradients, self._pool, self.round_sum, self._group = (
             mailbox,
             gradients,
             updates,
@@ -223,7 +224,7 @@ class Exchange:
             brings = self._gradients.has_part_in(notice.step)
             vector = self._gradients.contribute(notice.step)
             self._heartbeats.entered = version + 1
-            sent_bytes = self._add_up(self._sum.add_up(vector, version, brings=brings), version)
+            sent_bytes = self._add_up(self.round_sum.add_up(vector, version, brings=brings), version)
             if sent_bytes is None:
                 return False
             done = time.perf_counter()
