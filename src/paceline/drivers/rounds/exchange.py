@@ -66,8 +66,8 @@ class Update:
 class Exchange:
     """The exchange thread of a rank, and the queue between it and the training thread.
 
-    `next_version` is what the model's version will be when all updates that have come are applied; `round_sum` is how ranks
-    come to an update.
+    `next_version` is what the model's version will be when all updates that have come are applied; `round_sum` is how
+    ranks come to an update.
     """
 
     def __init__(

@@ -249,13 +249,12 @@ class RoundSync(RankLifecycle):
                 timeout_seconds=timeout_seconds,
             )
             self.version = self.draws = 0
-            self._k, self._waited_seconds = 0, 0.0
+            self._k, self._waited_seconds, self._warned_of_blocks, self._stepping = 0, 0.0, False, False
             kind = next(name for name, kind in STRATEGIES.items() if isinstance(self.strategy, kind))
             self.outcomes = Outcomes(ranks, self._place, strategy=f"{kind}@ranks")
             self.history: list[ClosedRound] = []
             self._record, self._on_round, self._on_flush = record, on_round, on_flush
-            self._batch, self._warned_of_blocks, self._stepping = OpenBatch(), False, False
-            self._rates, self._clipping = learning_rates(optimizer), ClippingCheck()
+            self._rates, self._clipping, self._batch = learning_rates(optimizer), ClippingCheck(), OpenBatch()
             self._held_since, self._behind_seconds = time.perf_counter(), 0.0  # and how long the model had lain there
             self._source: BatchSource | None = None
             self._loader_state: dict[str, Any] = {}  # where a loader stood at a checkpoint, until epoch() has it
