@@ -264,7 +264,7 @@ class Exchange:
         except StopIteration:
             return sent_bytes
         except TroubleError as error:  # all ranks have heard of it
-            self._fail(_failure_of(error, self._ranks, version))
+            self._fail(_failure_of(error, self._ranks, version, self.round_sum.unsendable))
         except NotFiniteError as error:
             reason = f"round {version}: the sum of all contributions is not finite: lower the learning rate ({error})"
             self._fail(Failed(reason=reason, kind="diverged"))
@@ -336,11 +336,11 @@ def _failed_by(error: Exception, kind: str) -> Failed:
     return Failed(reason=f"{type(error).__name__}: {first_line(error)}", kind=kind)
 
 
-def _failure_of(error: TroubleError, ranks: Sequence[int], version: int) -> Failed:
+def _failure_of(error: TroubleError, ranks: Sequence[int], version: int, unsendable: str) -> Failed:
     who = name_ranks(ranks[place] for place in error.troubles)
     if Trouble.NOT_FINITE not in error.troubles.values():
         why = f" ({first_line(error.cause)})" if error.cause is not None else f"; the reason is with {who}"
         return Failed(reason=f"round {version}: {who} could not encode a contribution{why}", kind="fault")
     what = "the sum of all contributions is" if error.summed else f"the contribution of {who} is"
-    why = "beyond what the codec can carry: lower the learning rate, clip, or take another codec"
+    why = f"{unsendable.rstrip(',')}: lower the learning rate, clip, or take another codec"
     return Failed(reason=f"round {version}: {what} {why}", kind="diverged")
