@@ -17,8 +17,8 @@ SOON_SECONDS = 15.0  # where nothing is waited for; the limits of these rounds a
 
 def test_what_a_codec_cannot_carry_ends_the_rounds_on_all_ranks_and_names_the_rank(trio):
     wanted = (
-        "RoundsDivergedError: round 3: the contribution of rank 1 is not finite, or beyond the 65,504 that float16 carries "
-        "(bfloat16 has the range of float32): lower the learning rate, clip, or take another codec"
+        "RoundsDivergedError: round 3: the contribution of rank 1 is not finite, or beyond the 65,504 that float16 "
+        "carries (bfloat16 has the range of float32): lower the learning rate, clip, or take another codec"
     )
     for said in trio.do("beyond_the_codec", culprit=1):
         assert said.startswith(wanted), said

@@ -4,7 +4,10 @@ A group is made of some ranks for one purpose, so that nothing else of the scrip
 There are two kinds:
 
     make_group     a group of its own; whoever makes it lets go of it with `close_group`
-    shared_group   made once for all users with the same purpose, ranks, backend and timeout
+    shared_group   made once for all users with the same purpose, ranks, backend and limits
+
+Ranks meet in the store before (`meet_ranks`), which names those that do not come. One that is gone, or stopped, by the
+time the group is made is named too.
 
 torch has no good way to let go of groups of some of the ranks, and each costs connections: so two pipelines of the same
 ranks share theirs, and so do two samplers.
@@ -23,28 +26,57 @@ import functools
 import gc
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch.distributed as dist
 
+from paceline.distributed import RankGoneError, first_line
+from paceline.distributed.stores import meet_ranks
+
+PRESENT_SECONDS = 2.0  # within which a rank that lives says so, where not all have connected
 _SHARED: weakref.WeakKeyDictionary[Any, dict[tuple[Any, ...], dist.ProcessGroup | None]] = weakref.WeakKeyDictionary()
 
 
-def make_group(ranks: Sequence[int], backend: str, timeout_seconds: float) -> dist.ProcessGroup:
-    """Make a process group that nothing else uses; all of these ranks must call it.
+def make_group(
+    ranks: Sequence[int], backend: str, timeout_seconds: float, *, grace_seconds: float = 0.0
+) -> dist.ProcessGroup:
+    """Make a process group that nothing else uses; all of these ranks must call it, when they have met.
 
-    `backend` is a name, or what torch calls a backend's config: "cpu:gloo,cuda:nccl".
+    `backend` is a name, or what torch calls a backend's config: "cpu:gloo,cuda:nccl". Collectives may take
+    `grace_seconds` longer than the ranks have to connect: for those who have a limit of their own, that comes first.
     """
     _protect_forked_processes()
     kinds = {part.split(":")[-1] for part in backend.split(",")}
     backend = kinds.pop() if len(kinds) == 1 else backend  # torch warns of every group that is named by a config
     among_others = len(ranks) < dist.get_world_size()  # those do not come here, and are not waited for
     timeout = datetime.timedelta(seconds=timeout_seconds)
-    group = dist.new_group(list(ranks), timeout, backend, use_local_synchronization=among_others)
+    with _naming_who_left(ranks):
+        group = dist.new_group(list(ranks), timeout, backend, use_local_synchronization=among_others)
     if not isinstance(group, dist.ProcessGroup):
         raise RuntimeError(f"rank {dist.get_rank()} is not among the ranks of this group ({list(ranks)})")
+    _add_grace(group, timeout_seconds, grace_seconds)
     return group
+
+
+def _add_grace(group: dist.ProcessGroup, timeout_seconds: float, grace_seconds: float) -> None:
+    if grace_seconds:
+        limit = datetime.timedelta(seconds=timeout_seconds + grace_seconds)
+        dist.distributed_c10d._set_pg_timeout(limit, group)
+
+
+@contextlib.contextmanager
+def _naming_who_left(ranks: Sequence[int]) -> Iterator[None]:
+    """Name a rank that was there when these met, and is gone, or stopped, before they are connected: torch does not."""
+    try:
+        yield
+    except RuntimeError as error:
+        why = f"rank {dist.get_rank()} cannot connect with the others: {first_line(error)}"
+        try:
+            meet_ranks(ranks, "connect", purpose="connect", timeout_seconds=PRESENT_SECONDS)
+        except RankGoneError as gone:
+            why = f"{gone} ({why})"
+        raise RankGoneError(why) from error
 
 
 @functools.cache
@@ -82,6 +114,7 @@ def shared_group(
     *,
     purpose: str,
     local: bool = False,
+    grace_seconds: float = 0.0,
 ) -> dist.ProcessGroup | None:
     """Return the process group of the set that contains this rank, made by the first call; None if no set does.
 
@@ -95,14 +128,15 @@ def shared_group(
     so a rank that left one out would give its next group another name than its peers do.
     """
     made = _SHARED.setdefault(dist.group.WORLD, {})
-    key = (purpose, tuple(everyone), tuple(map(tuple, sets)), backend, timeout_seconds)
+    key = (purpose, tuple(everyone), tuple(map(tuple, sets)), backend, timeout_seconds, grace_seconds)
     if key not in made:
-        made[key] = _make_shared(
-            sets,
-            backend,
-            datetime.timedelta(seconds=timeout_seconds),
-            together=len(everyone) == dist.get_world_size() and not local,
-        )
+        together = len(everyone) == dist.get_world_size() and not local
+        ours = next((ranks for ranks in sets if dist.get_rank() in ranks), [dist.get_rank()])
+        with _naming_who_left(everyone if together else ours):
+            group = _make_shared(sets, backend, datetime.timedelta(seconds=timeout_seconds), together=together)
+        if group is not None:
+            _add_grace(group, timeout_seconds, grace_seconds)
+        made[key] = group
     return made[key]
 
 
