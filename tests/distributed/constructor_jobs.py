@@ -56,7 +56,7 @@ def prepare(kind):
     """Make what the constructor is given, with all ranks."""
     if kind in ("compress", "watch"):
         PREPARED["ddp"] = DistributedDataParallel(network())
-    if kind == "Pipeline":
+    if kind in ("plan_pipeline", "Pipeline"):  # also for what is loaded then: ranks come at one time afterwards
         PREPARED["plan"] = planned(30.0)
     if kind == "watch":
         folder = [tempfile.mkdtemp()]

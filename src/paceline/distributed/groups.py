@@ -24,17 +24,19 @@ import ctypes
 import datetime
 import functools
 import gc
+import hashlib
 import os
+import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch.distributed as dist
 
-from paceline.distributed import RankGoneError, first_line
-from paceline.distributed.stores import meet_ranks
+from paceline.distributed import RankGoneError, first_line, name_ranks
+from paceline.distributed.stores import FleetingStore, ask_within
 
-PRESENT_SECONDS = 2.0  # within which a rank that lives says so, where not all have connected
+BEAT_SECONDS, PRESENT_SECONDS = 0.25, 3.0  # how often, and within which time, a rank that connects says that it lives
 _SHARED: weakref.WeakKeyDictionary[Any, dict[tuple[Any, ...], dist.ProcessGroup | None]] = weakref.WeakKeyDictionary()
 
 
@@ -67,16 +69,48 @@ def _add_grace(group: dist.ProcessGroup, timeout_seconds: float, grace_seconds: 
 
 @contextlib.contextmanager
 def _naming_who_left(ranks: Sequence[int]) -> Iterator[None]:
-    """Name a rank that was there when these met, and is gone, or stopped, before they are connected: torch does not."""
+    """Name a rank that was there when these met, and is gone, or stopped, before they are connected: torch does not.
+
+    Torch gives up on one rank seconds before it does on another. So each says now and then that it lives, and in the
+    end that it is through:
+
+        beat/<rank>     how often it has said that it lives, in all groups of these ranks
+        begun/<rank>    how many of them it has begun to make
+        through/<rank>  how many of them it is through with, whether it has connected or given up
+    """
+    rank, stop = dist.get_rank(), threading.Event()
+    others = [each for each in ranks if each != rank]
+    store: Any = FleetingStore(f"connect/{hashlib.sha256(repr(list(ranks)).encode()).hexdigest()[:16]}")
+
+    def beat() -> None:
+        with contextlib.suppress(RuntimeError, ValueError):  # the store is lost, or the default group is no more
+            while not stop.wait(BEAT_SECONDS):
+                store.add(f"beat/{rank}", 1)
+
+    def find_missing() -> list[int]:
+        before = {each: store.add(f"beat/{each}", 0) for each in others}
+        stop.wait(PRESENT_SECONDS)
+        silent = [each for each in others if store.add(f"beat/{each}", 0) == before[each]]
+        return [each for each in silent if store.add(f"through/{each}", 0) < number]
+
+    number = store.add(f"begun/{rank}", 1) if others else 0
+    thread = threading.Thread(target=beat, name="paceline-connecting", daemon=True)
+    if others:
+        thread.start()
     try:
         yield
     except RuntimeError as error:
-        why = f"rank {dist.get_rank()} cannot connect with the others: {first_line(error)}"
+        why = f"rank {rank} cannot connect with the others: {first_line(error)}"
         try:
-            meet_ranks(ranks, "connect", purpose="connect", timeout_seconds=PRESENT_SECONDS)
+            missing = ask_within(find_missing, PRESENT_SECONDS, f"rank {rank} waited for the others to connect")
         except RankGoneError as gone:
-            why = f"{gone} ({why})"
-        raise RankGoneError(why) from error
+            raise RankGoneError(f"{gone} ({why})") from error
+        late = f"rank {rank} waited for {name_ranks(missing)} to connect (" if missing else ""
+        raise RankGoneError(f"{late}{why}{')' if late else ''}") from error
+    finally:
+        stop.set()
+        with contextlib.suppress(RuntimeError):
+            store.add(f"through/{rank}", 1)
 
 
 @functools.cache
