@@ -327,7 +327,14 @@ def resumed(codec):
     for change in ({"rank": 7}, {"codec": "QSGD()"}, {"sizes": {"0.weight": 3}}, {"sizes": {"other": 3}}):
         errors.append(error_of(lambda change=change: after.load_state_dict(saved["codecs"] | change)))
     same = digest(model) == digest(straight) and after.payload_bytes == compression.payload_bytes
-    return {"same": same, "digest": digest(model), "steps": after.steps, "errors": errors}
+    damaged = {name: None for name in saved["codecs"] if name not in ("ranks", "rank", "codec")}
+    damaged |= {"steps": -1, "carried": {"0.weight": torch.ones(3)}, "generator": torch.zeros(3, dtype=torch.uint8)}
+    untouched = []
+    for name, damage in damaged.items():
+        before = repr(after.state_dict())
+        error = error_of(lambda name=name, damage=damage: after.load_state_dict(saved["codecs"] | {name: damage}))
+        untouched.append([name, error, repr(after.state_dict()) == before])
+    return {"same": same, "digest": digest(model), "steps": after.steps, "errors": errors, "untouched": untouched}
 
 
 def run_steps(model, numbers):

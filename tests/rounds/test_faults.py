@@ -16,7 +16,10 @@ SOON_SECONDS = 15.0  # where nothing is waited for; the limits of these rounds a
 
 
 def test_what_a_codec_cannot_carry_ends_the_rounds_on_all_ranks_and_names_the_rank(trio):
-    wanted = "RoundsDivergedError: round 3: the contribution of rank 1 is beyond what the codec can carry"
+    wanted = (
+        "RoundsDivergedError: round 3: the contribution of rank 1 is not finite, or beyond the 65,504 that float16 "
+        "carries (bfloat16 has the range of float32): lower the learning rate, clip, or take another codec"
+    )
     for said in trio.do("beyond_the_codec", culprit=1):
         assert said.startswith(wanted), said
 
@@ -37,6 +40,7 @@ def test_what_cannot_be_is_refused_on_all_ranks(trio):
         "unlike plans": "all ranks must take rounds alike: the plan of",
         "double": "codecs carry float32, and this model has float64 parameters (codec=ErrorFeedback(OneBit())): take "
         'codec="identity" with plan="auto", which adds them up as they are, or call .float() on the model',
+        "double buffers": "codecs carry float32, and this model has float64 buffers",
         "k": "k must be a whole number of 1 or more",
         "k of words": "k must be a whole number of 1 or more",
         "k on one": "k must be a whole number of 1 or more",

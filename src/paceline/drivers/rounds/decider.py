@@ -289,10 +289,6 @@ class Decider:
             )
         return [Failed(reason=reason, kind="late")]
 
-    def take_strategy(self, strategy: Strategy) -> None:
-        """Decide by another strategy, before the first round."""
-        self.state = strategy.start()
-
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:

@@ -66,7 +66,8 @@ class Update:
 class Exchange:
     """The exchange thread of a rank, and the queue between it and the training thread.
 
-    `next_version` is what the model's version will be when all updates that have come are applied.
+    `next_version` is what the model's version will be when all updates that have come are applied; `round_sum` is how
+    ranks come to an update.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class Exchange:
         most_behind: int,
         timeout_seconds: float,
     ) -> None:
-        self._mailbox, self._gradients, self._pool, self._sum, self._group = (
+        self._mailbox, self._gradients, self._pool, self.round_sum, self._group = (
             mailbox,
             gradients,
             updates,
@@ -237,7 +238,7 @@ class Exchange:
             brings = self._gradients.has_part_in(notice.step)
             vector = self._gradients.contribute(notice.step)
             self._heartbeats.entered = version + 1
-            sent_bytes = self._add_up(self._sum.add_up(vector, version, brings=brings), version)
+            sent_bytes = self._add_up(self.round_sum.add_up(vector, version, brings=brings), version)
             if sent_bytes is None:
                 return False
             done = time.perf_counter()
@@ -277,7 +278,7 @@ class Exchange:
         except StopIteration:
             return sent_bytes
         except TroubleError as error:  # all ranks have heard of it
-            self._fail(_failure_of(error, self._ranks, version))
+            self._fail(_failure_of(error, self._ranks, version, self.round_sum.unsendable))
         except NotFiniteError as error:
             reason = f"round {version}: the sum of all contributions is not finite: lower the learning rate ({error})"
             self._fail(Failed(reason=reason, kind="diverged"))
@@ -345,11 +346,11 @@ def over_connections() -> Iterator[None]:
         raise ConnectionLostError(first_line(error)) from error
 
 
-def _failure_of(error: TroubleError, ranks: Sequence[int], version: int) -> Failed:
+def _failure_of(error: TroubleError, ranks: Sequence[int], version: int, unsendable: str) -> Failed:
     who = name_ranks(ranks[place] for place in error.troubles)
     if Trouble.NOT_FINITE not in error.troubles.values():
         why = f" ({first_line(error.cause)})" if error.cause is not None else f"; the reason is with {who}"
         return Failed(reason=f"round {version}: {who} could not encode a contribution{why}", kind="fault")
     what = "the sum of all contributions is" if error.summed else f"the contribution of {who} is"
-    why = "beyond what the codec can carry: lower the learning rate, clip, or take another codec"
+    why = f"{unsendable.rstrip(',')}: lower the learning rate, clip, or take another codec"
     return Failed(reason=f"round {version}: {what} {why}", kind="diverged")

@@ -282,19 +282,26 @@ class RoundLoop:
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
-    def take_strategy(self, strategy: Strategy) -> None:
-        """Let the rank that decides do so by another strategy, before the first round."""
-        if self.deciding is not None:
-            self.deciding.decider.take_strategy(strategy)
-
     def decider_state(self) -> dict[str, Any]:
         """Return the state of the decider, between two rounds; empty on a rank that does not decide."""
         return {} if self.deciding is None else self.deciding.decider.state_dict()
 
-    def load(self, version: int, *, gradients: dict[str, Any], decider: dict[str, Any], seconds: float) -> None:
-        """Go on from a checkpoint of this version."""
-        if self.deciding is not None:
-            self.deciding.decider.load_state_dict(decider, version=version)
-        self.gradients.load_state_dict(gradients)
-        self.exchange.next_version = version
+    def load(
+        self,
+        version: int,
+        *,
+        strategy: Strategy,
+        round_sum: RoundSum,
+        gradients: dict[str, Any],
+        decider: dict[str, Any],
+        seconds: float,
+    ) -> None:
+        """Go on from a checkpoint of this version, by its strategy and sums; one that is refused changes nothing."""
+        deciding = None if self.deciding is None else Decider(strategy, self._group.ranks)
+        if deciding is not None:
+            deciding.load_state_dict(decider, version=version)
+        self.gradients.load_state_dict(gradients)  # the last that may refuse
+        if self.deciding is not None and deciding is not None:
+            self.deciding.decider = deciding
+        self.exchange.round_sum, self.exchange.next_version = round_sum, version
         self._earlier_seconds = seconds
