@@ -260,6 +260,18 @@ def test_every_error_is_a_paceline_error():
     assert errors_of_their_own(modules()) == []
 
 
+def hooks_of_ddp(sources):
+    """The modules whose functions DDP gets as communication hooks, and whether their annotations are texts."""
+    texts = "from __future__ import annotations\n"
+    called = re.compile(r"\b(model|dist)\._?register_comm_hook\(\w+(\.\w+)?, ")
+    return {module: f"\n{texts}" in source for module, source in sources.items() if called.search(source)}
+
+
+def test_the_annotations_of_a_hook_are_classes_with_which_ddp_compares_them():
+    """It refuses a hook whose bucket is annotated with a text, as all annotations are with this import."""
+    assert hooks_of_ddp(modules()) == {"paceline.drivers.ddp": False, "paceline.drivers.watching.buckets": False}
+
+
 # -- the rules can be broken --------------------------------------------------------------------------------------
 
 HOUSE = {

@@ -11,9 +11,12 @@ Any other error that reaches a command may be of the model, data or loss that pa
 from __future__ import annotations
 
 import os
+import sys
 import sysconfig
 import traceback
+import warnings
 from pathlib import Path
+from typing import Any
 
 _OURS = str(Path(__file__).parent) + os.sep
 _OF_A_MODEL = ("torch.nn.modules.", "torch.nn.functional", "torch.autograd")
@@ -34,6 +37,23 @@ class PacelineWarning(UserWarning):
     >>> issubclass(PacelineWarning, UserWarning)
     True
     """
+
+
+def warn(text: str) -> None:
+    """Print a line of warning; of the ranks of a launch the first does."""
+    if os.environ.get("RANK", "0") == "0":
+        print(f"paceline: warning: {text}", file=sys.stderr)
+
+
+def show_warning(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+    """Print what changes for a user as a line of ours, without the place in our code; other warnings as Python does.
+
+    Commands, and the workers that they start, put it in the place of `warnings.showwarning`.
+    """
+    if issubclass(category, FutureWarning | PacelineWarning):
+        warn(str(message))
+    else:
+        print(warnings.formatwarning(message, category, *place[:2]), end="", file=sys.stderr)
 
 
 def raised_in(error: BaseException) -> str:

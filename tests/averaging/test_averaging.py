@@ -95,6 +95,7 @@ def test_every_kind_of_model_ends_equal_on_all_ranks(trio, member):
         assert one["moved"], name
         assert one["steps"] == 4 + 5 + 6, name
     assert found["norm"]["variance"] > 0
+    assert found["float64 buffer"]["scale"] == pytest.approx(1.0 + 2.0**-30, rel=1e-15, abs=0)
     if member == "hpsgd":  # the last mean may be of an average that began before the last step
         assert 1 <= found["norm"]["batches"] <= 5
     else:
@@ -192,6 +193,7 @@ SAID = {
     "optimizer": "must be a torch.optim.Optimizer",
     "codec": "unknown codec 'qsdg'",
     "float64": "float64 parameters",
+    "float64 buffers": "this model has float64 buffers",
     "silence": "silence_seconds must be above 0",
     "period": "period must be between 1",
     "one period": "rank 1 cannot average: period must be between 1",

@@ -79,3 +79,28 @@ def test_ranks_replay_to_the_last_bit_also_after_a_death(strategy, tmp_path):
         again = started("paceline", "train", "--resume", folder, tmp_path=tmp_path)
         assert ended(again, tmp_path) == 0, said(tmp_path)
     assert left_out(folder) > 0
+
+
+RARE = """
+import torch
+
+def data():
+    dice = torch.Generator().manual_seed(4)
+    inputs, targets = torch.rand(600, 64, generator=dice), (torch.arange(600) % 10 == 0).long()
+    return (inputs, targets), (inputs[:60], targets[:60])
+
+def net(input_shape, classes):
+    return torch.nn.Linear(64, classes)
+"""
+
+
+@pytest.mark.parametrize("place", ["server", "ranks"])
+def test_a_real_worker_says_what_fine_pruning_takes_from_a_rare_class(place, tmp_path):
+    (tmp_path / "rare.py").write_text(RARE)
+    options = {"--strategy": "full", "--on": place, "--workers": 1, "--rounds": 60, "--batch-size": 100}
+    options |= {"--data": "rare:data", "--model": "rare:net", "--data.split": "iid", "--out": tmp_path / "run"}
+    options |= {f"--pruning.{key}": value for key, value in FINE.items()}
+    given = [text for option in options.items() for text in option]
+    assert ended(started("paceline", "train", *given, tmp_path=tmp_path), tmp_path) == 0, said(tmp_path)
+    assert "paceline: warning: worker 0: fine-pruning lets " in said(tmp_path)
+    assert "pruned.py" not in said(tmp_path)

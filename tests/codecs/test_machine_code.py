@@ -1,7 +1,9 @@
 """Whoever waits for the compiler is told so, once; and kernels are as they must be."""
 
+import importlib
 import logging
 import math
+import pkgutil
 import subprocess
 import sys
 import threading
@@ -9,6 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
+import paceline.codecs
+import paceline.training
 from paceline.codecs import kernels, machine_code
 
 DEADLINE_SECONDS = 30
@@ -105,3 +109,43 @@ def test_kernels_release_python_s_lock_divide_as_numpy_does_and_are_kept_on_disk
     for kernel in (kernels.qsgd_encode, kernels.qsgd_decode, kernels.one_bit_encode, kernels.one_bit_decode):
         assert kernel.targetoptions["nogil"]
         assert kernel.stats.cache_path
+
+
+def kernels_in(module):
+    """The kernels that a module can name, by the name."""
+    return {name: each for name, each in vars(module).items() if hasattr(each, "py_func")}
+
+
+def calls_elsewhere(module):
+    """Calls of a module's own kernels to what stands in another file."""
+    for name, kernel in kernels_in(module).items():
+        if kernel.py_func.__module__ == module.__name__:
+            for called in kernel.py_func.__code__.co_names:
+                found = vars(module).get(called)
+                home = getattr(getattr(found, "py_func", found), "__module__", None) if callable(found) else None
+                if str(home).startswith("paceline") and home != module.__name__:
+                    yield f"{module.__name__}.{name} calls {home}.{called}"
+
+
+def test_a_kernel_calls_no_function_of_another_file():
+    """What is kept on disk is compiled anew when the kernel's own file changes: a helper's file is not looked at."""
+    packages = (paceline.codecs, paceline.training)
+    modules = [
+        importlib.import_module(f"{package.__name__}.{each.name}")
+        for package in packages
+        for each in pkgutil.iter_modules(package.__path__)
+    ]
+    assert len({kernel for module in modules for kernel in kernels_in(module).values()}) > 30
+    assert [call for module in modules for call in calls_elsewhere(module)] == []
+
+
+folded = kernels.folded
+
+
+def total(lanes):
+    return folded(lanes)
+
+
+def test_a_call_to_a_kernel_of_another_file_is_found():
+    module = SimpleNamespace(__name__=__name__, folded=folded, total=SimpleNamespace(py_func=total))
+    assert list(calls_elsewhere(module)) == [f"{__name__}.total calls paceline.codecs.kernels.folded"]

@@ -29,6 +29,9 @@ class StatefulLoader:
         self.batch_sampler, self.ahead = batch_sampler, ahead
         self._held, self._iterator = None, None
 
+    def __len__(self):
+        return len(self.batch_sampler)
+
     def __iter__(self):
         self._iterator = _Pass(self, self._held)
         self._held = None

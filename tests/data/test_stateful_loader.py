@@ -6,6 +6,7 @@ import importlib.util
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.distributed import HashStore
 
 import paceline
@@ -13,6 +14,7 @@ from paceline.data.pruning.policy import PruningError
 from paceline.drivers.rounds.sampler import SampleCounter, TakenBatches
 from tests.data.pruning_play import KINDS, SAMPLES, losses_of, passes
 from tests.data.stateful_loader import StatefulLoader
+from tests.rounds.jobs.checkpoints import saved
 
 NUMBERS = torch.utils.data.TensorDataset(torch.arange(SAMPLES))
 
@@ -27,9 +29,8 @@ def of_torchdata(sampler, workers):
     return StatefulDataLoader(NUMBERS, batch_sampler=sampler, num_workers=workers)
 
 
-MISSING = importlib.util.find_spec("torchdata") is None
-where_installed = pytest.mark.skipif(MISSING, reason="torchdata is not installed")
-loaders = pytest.mark.parametrize("make", [imitated, pytest.param(of_torchdata, marks=where_installed)])
+MAKERS = [imitated, of_torchdata] if importlib.util.find_spec("torchdata") else [imitated]
+loaders = pytest.mark.parametrize("make", MAKERS)
 workers_of = pytest.mark.parametrize("workers", [0, 2])
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
@@ -119,6 +120,65 @@ def test_pruning_goes_on_exactly_where_nothing_is_fetched_ahead(make, kind, deal
         second.load_state_dict(loader.state_dict())
         iter(second)  # it reads its state where a pass begins
         assert before + observe(again, second) == passes(KINDS[kind](), 3)
+
+
+def loaders_of_scripts():
+    """Loaders that a script gives to `sync.epoch`, by what they draw; those of torchdata where it is installed."""
+    batches = torch.utils.data.BatchSampler(range(SAMPLES), 8, drop_last=False)
+    made = {"imitated": lambda workers: StatefulLoader(batches, ahead=2 * workers)}
+    if len(MAKERS) == 1:
+        return made
+    from torchdata.stateful_dataloader import StatefulDataLoader
+    from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
+
+    def loader(workers, **settings):
+        return StatefulDataLoader(NUMBERS, batch_size=8, num_workers=workers, **settings)
+
+    def dealt(workers):
+        return loader(workers, sampler=StatefulDistributedSampler(NUMBERS, num_replicas=1, rank=0, seed=4))
+
+    return made | {"in order": loader, "shuffled": lambda workers: loader(workers, shuffle=True), "dealt": dealt}
+
+
+SCRIPTS = loaders_of_scripts()
+
+
+@pytest.fixture
+def one_rank(tmp_path):
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("kind", SCRIPTS)
+@workers_of
+@pytest.mark.parametrize("stop_after", [1, 5, 7, 9])
+def test_an_epoch_of_rounds_goes_on_behind_the_last_batch_that_was_trained(kind, workers, stop_after):
+    """`sync.epoch(loader)` asks the loader for its place, as part of `sync.state_dict()`: none twice, none left out."""
+
+    def live(taken, state=None, until=None):
+        model = torch.nn.Linear(1, 1)
+        sync = paceline.FullSync(model, torch.optim.SGD(model.parameters(), lr=1e-4))
+        first, loader = 0, SCRIPTS[kind](workers)
+        if state is not None:
+            first = state["epoch"]
+            model.load_state_dict(state["model"])
+            sync.load_state_dict(state["sync"])
+        with sync:
+            for epoch in range(first, 3):
+                for batch in sync.epoch(loader):
+                    taken[epoch] += numbers_of(batch)
+                    model(torch.tensor(numbers_of(batch)).float().unsqueeze(1)).mean().backward()
+                    sync.step()
+                    if sync.version == until:
+                        state = {"sync": sync.state_dict(), "model": model.state_dict(), "epoch": epoch}
+                        return saved(state)
+        return None
+
+    taken = [[], [], []]
+    live(taken, live(taken, until=stop_after))
+    assert [sorted(each) for each in taken] == [list(range(SAMPLES))] * 3
 
 
 @loaders

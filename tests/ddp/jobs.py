@@ -327,7 +327,14 @@ def resumed(codec):
     for change in ({"rank": 7}, {"codec": "QSGD()"}, {"sizes": {"0.weight": 3}}, {"sizes": {"other": 3}}):
         errors.append(error_of(lambda change=change: after.load_state_dict(saved["codecs"] | change)))
     same = digest(model) == digest(straight) and after.payload_bytes == compression.payload_bytes
-    return {"same": same, "digest": digest(model), "steps": after.steps, "errors": errors}
+    damaged = {name: None for name in saved["codecs"] if name not in ("ranks", "rank", "codec")}
+    damaged |= {"steps": -1, "carried": {"0.weight": torch.ones(3)}, "generator": torch.zeros(3, dtype=torch.uint8)}
+    untouched = []
+    for name, damage in damaged.items():
+        before = repr(after.state_dict())
+        error = error_of(lambda name=name, damage=damage: after.load_state_dict(saved["codecs"] | {name: damage}))
+        untouched.append([name, error, repr(after.state_dict()) == before])
+    return {"same": same, "digest": digest(model), "steps": after.steps, "errors": errors, "untouched": untouched}
 
 
 def run_steps(model, numbers):
@@ -490,16 +497,15 @@ class InjectedError(Exception):
 class Injection:
     """Fails one call of those that the files make once something has failed: one that has not been failed before."""
 
-    FILES = (ddp_module.__file__, exchanging.__file__)
-
-    def __init__(self, failed):
+    def __init__(self, failed, modules=(ddp_module, exchanging)):
         self.armed, self.hit, self._failed, self._lock = False, "", failed, threading.Lock()
+        self._files = [module.__file__ for module in modules]
 
     def __call__(self, frame, event, argument):
         if not self.armed or self.hit or event not in ("call", "c_call"):
             return
         caller = frame.f_back if event == "call" else frame
-        if caller is None or caller.f_code.co_filename not in self.FILES:
+        if caller is None or caller.f_code.co_filename not in self._files:
             return
         called = argument.__name__ if event == "c_call" else frame.f_code.co_name
         call = f"{called} in {caller.f_code.co_name}"

@@ -95,6 +95,10 @@ def test_a_run_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(pair, codec):
         assert "this state is of QSGD() (this codec is" in of_codec
         assert "'0.weight' has 144 elements (there: 3)" in of_size
         assert "no parameter 'other'" in of_name
+        assert len(found["untouched"]) == 9
+        for damaged, error, same in found["untouched"]:
+            assert error.startswith("SavedStateError: the state of compress() is refused: "), (damaged, error)
+            assert same, damaged
 
 
 # -- what goes wrong ----------------------------------------------------------------------------------------------

@@ -136,6 +136,17 @@ def _with_helpers(path: Path, root: Path) -> list[Path]:
     return found
 
 
+IN_EPOCHS = re.compile(r"\bbatch_sampler=.*?^ *for \w+ in range\(", re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def test_a_page_with_a_batch_sampler_in_a_loop_of_epochs_shows_the_line_that_changes(page):
+    """A DDP script has loader.sampler.set_epoch(epoch), and torch's own sampler beside a batch sampler has none."""
+    blocks = [block for block in page.blocks if block.language == "python" and IN_EPOCHS.search(block.code)]
+    shown = "loader.batch_sampler.set_epoch(epoch)" in page.text
+    assert shown or not blocks, f"{blocks[0]}: the page does not say loader.batch_sampler.set_epoch(epoch)"
+
+
 def check_cuda(block: Block, root: Path) -> None:
     assert block.language == "python", "only Python can need CUDA"
     ast.parse(block.code)

@@ -197,6 +197,16 @@ def test_after_the_end_all_workers_hold_the_same_model_to_the_last_bit(whole_run
     assert torch.equal(team.models[0].parameters, team.parameters)
 
 
+@pytest.mark.parametrize(("noun", "doubled"), [("parameters", True), ("buffers", False)])
+def test_a_codec_takes_no_model_with_float64_as_it_takes_none_on_ranks(digits, noun, doubled):
+    training = trained(digits, codec=ONE_BIT)
+    training.module.register_buffer("precise", torch.zeros(1, dtype=torch.float64))
+    if doubled:
+        training.module.double()
+    with pytest.raises(ValueError, match=f"this model has float64 {noun}"):
+        AveragingWorkers(training, VARIANTS["local-sgd"], workers=WORKERS)
+
+
 @pytest.mark.parametrize("codec", ["identity", ONE_BIT, "qsgd levels=7"])
 @pytest.mark.parametrize("name", ["local-sgd", "hpsgd", "hpsgd paper", "hpsgd normalize", "psgd"])
 def test_the_model_is_the_start_plus_the_weighted_sums_of_what_was_sent(digits, name, codec):

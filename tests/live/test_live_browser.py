@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
 
 import pytest
 
+from paceline.quantities import size_text
 from paceline.traces.journal import Evaluated, Refused, RunEnded, WorkerLeft
 from tests.cluster.harness import Cluster, until
 from tests.live.browser import browser_page
@@ -85,6 +87,27 @@ def test_a_finished_run_is_drawn_and_what_others_wrote_stays_text(tmp_path, widt
         assert paper == ("rgb(16, 20, 26)" if dark else "rgb(246, 247, 249)")
         assert page.fits()
         assert page.errors() == []
+
+
+def test_the_page_writes_numbers_in_the_units_that_python_does(tmp_path):
+    """999,960 bytes are 1.0 MB, and 999.96 ms a second: no number is a whole of the next unit."""
+    (tmp_path / "trace.jsonl").write_bytes(lines([began(workers=1)]))
+    below = [10**power - difference for power in range(1, 15) for difference in (1, 39, 49, 51, 10 ** (power // 2) + 1)]
+    sizes = [0, *(each | 1 for each in below if each > 0)]  # odd ones: no half, which Python rounds to the even digit
+    sizes += [random.Random(power).randrange(2**power) | 1 for power in range(1, 49) for _ in range(9)]
+    seconds = [
+        10**power * share for power in range(-7, 7) for share in (0.5, 0.9994, 0.99951, 0.99996, 1.0, 1.1999, 7.2)
+    ]
+    with served(tmp_path) as address, browser_page(tmp_path, address) as page:
+        assert page.value(f"{sizes}.map(bytes)") == [size_text(each) for each in sizes]
+        written = page.value(f"{seconds}.map(seconds)")
+        assert page.errors() == []
+    limits = {"us": (1e-6, 1000), "ms": (1e-3, 1000), "s": (1, 120), "min": (60, 120), "h": (3600, float("inf"))}
+    for value, text in zip(seconds, written, strict=True):
+        number, unit = text.split()
+        size, limit = limits[unit]
+        assert float(number) < limit, text
+        assert abs(float(number) * size - value) <= max(0.05 * value, 0.51e-6), (value, text)
 
 
 def test_the_page_of_a_watched_script_shows_where_each_rank_spends_its_time(tmp_path):

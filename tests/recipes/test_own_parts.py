@@ -19,6 +19,7 @@ from paceline.cli import main
 from paceline.data.own import ReadSamples, dataset_of
 from paceline.recipes.assembly import Given, load_data, make_training, notice_of_k, sized
 from paceline.runs.cluster import WorkerOptions, names_to_give_again, recipe_of_run, trusted_recipe
+from paceline.settings import SettingError
 from paceline.workers.losses import CrossEntropy, OwnLoss
 from tests import warm
 from tests.recipes import own_parts
@@ -397,6 +398,21 @@ def test_names_do_as_well_as_objects_and_the_trained_model_comes_out():
     found = torch.cat([parameter.detach().flatten() for parameter in network.parameters()])
     assert torch.equal(found, result.parameters)
     assert int(network[2].num_batches_tracked) > 0
+
+
+def test_blocks_of_one_sample_are_refused_for_a_model_whose_batch_norm_cannot_take_them():
+    """Before the run, with what to give; a BatchNorm of images is content with one, and averaging cuts no batch."""
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10), torch.nn.BatchNorm1d(10))
+    images = torch.nn.Sequential(torch.nn.BatchNorm2d(1), torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    small = SHORT.with_settings(worker={"batch_size": 6, "blocks": 6})
+    with pytest.raises(SettingError, match=r"\(batch_size=6, blocks=6\): give at most 3 blocks"):
+        simulate(small, model=network)
+    for recipe, model in (
+        (small.with_settings(worker={"batch_size": 6, "blocks": 3}), network),
+        (small, images),
+        (small.with_strategy("psgd"), network),
+    ):
+        assert simulate(recipe, model=model).rounds > 0
 
 
 def test_a_race_over_seeds_makes_the_data_of_each_seed():

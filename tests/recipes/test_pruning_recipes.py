@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
+import re
+import warnings
 from collections import Counter
 
 import pytest
 import torch
 
-from paceline import Recipe, simulate
+from paceline import Race, Recipe, simulate
 from paceline.cli.options import parse
 from paceline.data.pruning import PASSES_STARTING_POINT, PASSES_WINDOW, PRUNINGS, PruningSettings
 from paceline.data.pruning.sampler import FinePruning, InfoBatch
@@ -101,6 +103,74 @@ def test_a_worker_judges_all_that_it_sends_also_what_nobody_uses(late_work, data
         sent = [work for work in trace.works if work.worker == worker and work.arrived_seconds is not None]
         assert Counter(75 * work.blocks_done for work in sent) <= Counter(size for _, size in told)
         assert len(told) <= len(sent) + 1  # one may be on its way
+
+
+# -- rare cases --------------------------------------------------------------------------------------------------------
+
+RARE = SMALL.with_settings(worker={"batch_size": 20}, pruning=SOME["fine-pruning"])
+
+
+def rare_and_hard(numbers=False):
+    """200 samples of each of three workers, a tenth of them of a class, or a tail, that no input tells of."""
+    dice = torch.Generator().manual_seed(4)
+    inputs, rare = torch.rand(600, 64, generator=dice), torch.arange(600) % 10 == 0
+    targets = torch.where(rare, 0.9, 0.0) + torch.rand(600, generator=dice) / 10
+    targets = targets.unsqueeze(1) if numbers else rare.long()
+    return (inputs, targets), (inputs[:60], targets[:60])
+
+
+def told_of(recipe, run=simulate, **given):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run(recipe, **given)
+    return [str(each.message) for each in caught if "fine-pruning lets" in str(each.message)]
+
+
+def net(input_shape, classes):
+    return torch.nn.Linear(64, classes)
+
+
+def squares(outputs, targets):
+    return (outputs - targets).square().squeeze(1)
+
+
+def test_a_class_that_loses_more_than_twice_its_share_of_a_shard_is_told_of_once():
+    (told,) = told_of(RARE, data=rare_and_hard(), model=net)
+    assert re.match(r"worker \d: fine-pruning lets \d+ of \d+ of class 1 sit out, and 30% of all samples", told)
+    assert 'protect = "classes" takes the same share of each class; info-batch leaves out low losses' in told
+
+    def race(recipe, **given):
+        for _ in Race(recipe, strategies=["full", "lgc"], seeds=2, **given):
+            pass
+
+    assert len(told_of(RARE, run=race, data=rare_and_hard(), model=net)) == 1
+    assert told_of(RARE.with_settings(pruning={"protect": "classes"}), data=rare_and_hard(), model=net) == []
+    without = RARE.with_settings(pruning=dataclasses.asdict(PruningSettings(name="info-batch")))
+    assert told_of(without, data=rare_and_hard(), model=net) == []
+
+
+def test_a_tail_that_loses_more_than_twice_its_share_is_told_of_without_a_remedy_for_classes():
+    given = {"data": rare_and_hard(numbers=True), "model": net, "loss": squares}
+    (told,) = told_of(RARE, **given)
+    assert "of the targets above 0." in told
+    assert "protect" not in told
+    with pytest.raises(ValueError, match=r"pruning\.protect = 'classes' needs .* has targets that are no classes"):
+        simulate(RARE.with_settings(pruning={"protect": "classes"}), **given)
+
+
+def test_a_protected_class_loses_its_share_in_every_shard(dataset):
+    recipe = SMALL.with_settings(pruning=SOME["fine-pruning"] | {"protect": "classes", "prune": 0.25})
+    run = run_of(recipe, dataset)
+    labels = dataset.train.labels.numpy()
+    for member in run.batches.pruned._members.values():
+        held, policy = run.batches.training.shards[member.shard].numpy(), member.order.policy
+        passes = policy.times_pruned.sum() // policy.prune_num
+        assert passes > 0
+        for kind in range(10):
+            own = labels[held] == kind
+            assert (
+                0 <= policy.times_pruned[own].sum() - passes * int(own.sum() * policy.prune_num / len(held)) <= passes
+            )
 
 
 # -- what is written --------------------------------------------------------------------------------------------------

@@ -16,7 +16,10 @@ SOON_SECONDS = 15.0  # where nothing is waited for; the limits of these rounds a
 
 
 def test_what_a_codec_cannot_carry_ends_the_rounds_on_all_ranks_and_names_the_rank(trio):
-    wanted = "RoundsDivergedError: round 3: the contribution of rank 1 is beyond what the codec can carry"
+    wanted = (
+        "RoundsDivergedError: round 3: the contribution of rank 1 is not finite, or beyond the 65,504 that float16 "
+        "carries (bfloat16 has the range of float32): lower the learning rate, clip, or take another codec"
+    )
     for said in trio.do("beyond_the_codec", culprit=1):
         assert said.startswith(wanted), said
 
@@ -37,6 +40,7 @@ def test_what_cannot_be_is_refused_on_all_ranks(trio):
         "unlike plans": "all ranks must take rounds alike: the plan of",
         "double": "codecs carry float32, and this model has float64 parameters (codec=ErrorFeedback(OneBit())): take "
         'codec="identity" with plan="auto", which adds them up as they are, or call .float() on the model',
+        "double buffers": "codecs carry float32, and this model has float64 buffers",
         "k": "k must be a whole number of 1 or more",
         "k of words": "k must be a whole number of 1 or more",
         "k on one": "k must be a whole number of 1 or more",
@@ -199,6 +203,23 @@ def test_outside_of_epochs_a_rank_whose_gradient_was_dropped_at_a_flush_misses_t
         assert results[0]["fresh"] == [[0, 1, 2] if number != 4 else [0, 2] for number in range(12)]
     assert results[1]["dropped"].get("it is not finite") == 1
     assert len(results[1]["trained"]) >= (12 if kind == "full" else 3)
+
+
+# -- an error on the way of another ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_whatever_fails_on_the_way_of_an_error_ends_the_rounds_on_all_ranks_and_nobody_waits(tmp_path, culprit):
+    """Each call on that way fails in turn, on the rank that has the first error; rank 0 decides."""
+    with Ranks(tmp_path, 2, "tests.rounds.jobs") as pair:
+        results = pair.do("failing_twice", culprit=culprit, seconds=120.0)
+    assert len(results[culprit]) > 10
+    left = tuple(
+        f"rank {culprit} has left: {error}" for error in ("RoundsError: MemoryError: no memory", "InjectedErr")
+    )
+    for (_, theirs), (failed, ours) in zip(results[1 - culprit], results[culprit], strict=True):
+        assert "MemoryError: no memory" in ours or ours.startswith("InjectedError: "), (failed, ours)
+        assert any(words in theirs for words in left), (failed, theirs)
 
 
 # -- ranks that do not come --------------------------------------------------------------------------------------------

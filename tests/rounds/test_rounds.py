@@ -61,6 +61,12 @@ def test_rounds_of_all_ranks_are_plain_data_parallel_training(trio, kind, settin
         assert found["used"] == found["draws"] == 20
 
 
+def test_a_buffer_in_float64_beside_float32_parameters_is_added_up_in_float64(trio):
+    results = trio.do("counts_in_doubles", kind="full", rounds=5, blocks=1)
+    assert len({found["digest"] for found in results}) == 1
+    assert results[0]["thirds"] == pytest.approx(5 / 3, rel=1e-15, abs=0)
+
+
 def test_two_hundred_schedules_end_and_all_ranks_are_equal(trio):
     """Random K, blocks, delays, epochs, flushes, bad numbers; without an end somewhere the trio does not answer."""
     for place in range(10):
@@ -179,6 +185,18 @@ def test_states_are_of_one_moment_on_all_ranks_and_others_are_refused(trio):
             assert decides in (began, None)  # one rank decides
             assert f"scale_partial={began}" in found["last release"][f"{began} samples"][0]
     assert results[0]["last release"]["False auto"][2] is False
+
+
+def test_a_state_that_is_refused_changes_nothing(trio):
+    """Each part of a state is damaged or left out in turn, also those that come last."""
+    results = trio.do("refused_states")
+    assert len({found["digest"] for found in results}) == 1
+    for rank, each in enumerate(results):
+        for name, (error, same) in each["found"].items():
+            if "decider" in name and rank and error is None:  # the rank that decides reads it alone
+                continue
+            assert error.startswith("SavedStateError: the state of the rounds is refused: "), (rank, name, error)
+            assert same, (rank, name)
 
 
 # -- step times --------------------------------------------------------------------------------------------------------

@@ -90,6 +90,27 @@ def test_an_infinite_mask_stays_and_float64_moves():
     assert module.table.item() == 5
 
 
+def test_the_change_of_a_buffer_in_float64_is_not_rounded_to_the_float32_of_the_parameters():
+    module = nn.Linear(2, 2)
+    module.register_buffer("precise", torch.tensor([1.0], dtype=torch.float64))
+    model, message = rank_model(module, torch.optim.SGD(module.parameters(), lr=0.1))
+    module(torch.ones(1, 2)).sum().backward()
+    module.precise += 1 / 3
+    model.apply(model.pack(message))
+    assert module.precise.item() == 1.0 + 1 / 3
+
+
+def test_a_counter_beyond_what_float32_counts_goes_on_one_by_one():
+    module = network()
+    norm = module[1]
+    norm.num_batches_tracked += 2**24
+    model, message = rank_model(module, torch.optim.SGD(module.parameters(), lr=0.1))
+    for number in range(3):
+        backward(module, number)
+        model.apply(model.pack(message))
+    assert norm.num_batches_tracked == 2**24 + 3
+
+
 def test_a_parameter_without_a_gradient_anywhere_is_untouched_and_has_no_state():
     module = network()
     optimizer = torch.optim.Adam(module.parameters(), lr=0.1, weight_decay=0.5)

@@ -16,7 +16,7 @@ WORKERS = 4
 
 def averaged(replicas, *, weight, open_steps=0, brings=None):
     """One average of all: what each sends, added up, and merged by each."""
-    messages = [torch.empty(replica.size) for replica in replicas]
+    messages = [torch.empty(replica.size, dtype=replica.dtype) for replica in replicas]
     for number, (replica, message) in enumerate(zip(replicas, messages, strict=True)):
         replica.pack_change(message, scale=1.0, brings=brings is None or number in brings)
     total = torch.stack(messages).sum(0)
@@ -92,6 +92,52 @@ def test_only_buffers_that_somebody_changes_are_averaged_and_the_others_keep_the
         assert torch.equal(module.mask, Mask().mask)
         assert int(module.table) == 1234567891
         assert module.scratch.tolist() == [float(number)] * 3
+
+
+class Doubled(nn.Module):
+    """Parameters in float32, of which one has kernels, beside a buffer in float64."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(replica_module.KERNEL_ELEMENTS))
+        self.register_buffer("scale", torch.tensor([1.0, 1e300], dtype=torch.float64))
+
+
+def averaged_of(kind, module, workers):
+    parameters, buffers = list(module.parameters()), averaged_buffers(module)
+    if kind == "ssgd":
+        return GradientReplica(parameters, buffers, workers=workers, step=lambda: None)
+    return Replica(parameters, buffers, make_averaging(kind), workers=workers)
+
+
+@pytest.mark.parametrize("kind", ["local-sgd", "hpsgd", "ssgd"])
+def test_buffers_in_float64_beside_float32_parameters_are_averaged_in_float64(kind):
+    modules = [Doubled() for _ in range(4)]
+    replicas = [averaged_of(kind, module, 4) for module in modules]
+    for number, module in enumerate(modules):
+        module.scale *= 1.0 + number * 2.0**-45
+        with torch.no_grad():
+            module.weight += float(number)
+        module.weight.grad = torch.full_like(module.weight, float(number))
+    averaged(replicas, weight=1 / 4)
+    for module in modules:
+        assert module.scale.tolist() == pytest.approx(
+            [1.0 + 1.5 * 2.0**-45, 1e300 * (1.0 + 1.5 * 2.0**-45)], rel=1e-15, abs=0
+        )
+        moved = module.weight.grad if kind == "ssgd" else module.weight
+        assert torch.equal(moved, torch.full_like(moved, 1.5))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("workers", [1, 3, 7])
+@pytest.mark.parametrize("count", [2**24 + 1, 10**9 + 7, 2**40 + 3, -(2**30) - 5])
+def test_a_counter_beyond_what_float32_counts_is_averaged_exactly(count, workers, dtype):
+    modules = [nn.BatchNorm1d(2).to(dtype) for _ in range(workers)]
+    replicas = [averaged_of("local-sgd", module, workers) for module in modules]
+    for number, module in enumerate(modules):
+        module.num_batches_tracked += count + 2 * number
+    averaged(replicas, weight=1 / workers)
+    assert [int(module.num_batches_tracked) for module in modules] == [count + workers - 1] * workers
 
 
 def test_where_nobody_brings_anything_buffers_are_made_equal_and_nothing_else_moves():

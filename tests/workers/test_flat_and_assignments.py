@@ -47,6 +47,48 @@ def test_a_model_with_nothing_to_train_and_one_in_another_precision_are_refused(
         FlatModel(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()))
 
 
+def with_buffer(buffer):
+    module = nn.Linear(2, 2)
+    module.register_buffer("extra", buffer)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("buffer", "said"),
+    [
+        (torch.zeros(2, dtype=torch.float64), "buffer extra is float64, and buffers travel in .* float32: call"),
+        (torch.zeros(2, dtype=torch.complex64), "buffer extra is complex64"),
+        (torch.tensor([1, -(2**24) - 1]), "buffer extra has whole numbers beyond 16,777,216"),
+    ],
+)
+def test_buffers_that_a_vector_of_the_parameters_type_would_round_are_refused(buffer, said):
+    with pytest.raises(ValueError, match=said):
+        FlatModel(with_buffer(buffer))
+
+
+@pytest.mark.parametrize(
+    "buffer",
+    [
+        torch.tensor([2**24, -(2**24)]),
+        torch.tensor([True, False]),
+        torch.tensor([1 / 3], dtype=torch.bfloat16),
+        torch.zeros(0, dtype=torch.int64),
+        torch.tensor(255, dtype=torch.uint8),
+    ],
+)
+def test_buffers_that_such_a_vector_holds_go_round_exactly(buffer):
+    flat = FlatModel(with_buffer(buffer.clone()))
+    flat.load_buffers(flat.buffers)
+    assert torch.equal(flat.module.extra, buffer)
+
+
+def test_a_model_in_float64_has_buffers_in_float64_and_counters_to_2_to_the_53():
+    flat = FlatModel(with_buffer(torch.tensor([2**53])).double())
+    assert flat.buffers.tolist() == [2.0**53]
+    flat = FlatModel(with_buffer(torch.tensor([1 / 3], dtype=torch.float64)).double())
+    assert flat.buffers.tolist() == [1 / 3]
+
+
 def test_a_batch_that_does_not_divide_and_blocks_that_cannot_be_are_refused_with_both_numbers():
     with pytest.raises(ValueError, match="batch size 9, blocks 4"):
         batch(9, blocks=4)

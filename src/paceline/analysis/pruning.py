@@ -131,7 +131,8 @@ def make_record(
     names = CLASSES.get(dataset.name, ())
     return PruningRecord(
         policy=pruning.name,
-        settings=dict(make_policy(pruning, 1, seed=0).settings),
+        settings=dict(make_policy(pruning, 1, seed=0).settings)
+        | ({} if pruning.protect is None else {"protect": pruning.protect}),
         epochs=int(totals.passes.max()),
         classes=names if len(names) == dataset.classes else tuple(map(str, range(dataset.classes))),
         times_pruned=totals.times_pruned,

@@ -33,13 +33,12 @@ from paceline.cli.options import (
     out_option,
     resume_option,
     trust_option,
-    warn,
 )
 from paceline.cli.output import ResultsNotKept, is_ranks_run, new_folder, note, run_folder, show_results
 from paceline.cli.progress import logging_view
 from paceline.decoding import parse_object
 from paceline.drivers.ranks.launch import place_in
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, warn
 from paceline.files import read_plain
 from paceline.loggers import check_log
 from paceline.lookup import unknown

@@ -28,7 +28,7 @@ from paceline.cli.export import ExportOptions, export
 from paceline.cli.help_text import command_help, commands_help, summary
 from paceline.cli.inspect import InspectRatesOptions, inspect_rates
 from paceline.cli.live import LiveOptions, live
-from paceline.cli.options import Option, UsageError, naming_typed_flags, options_of, parse, warn
+from paceline.cli.options import Option, UsageError, naming_typed_flags, options_of, parse
 from paceline.cli.plan import PlanPipelineOptions, plan_pipeline
 from paceline.cli.pruning_commands import InspectPruningOptions, PlanPruningOptions, inspect_pruning, plan_pruning
 from paceline.cli.replay import ReplayOptions, replay
@@ -36,7 +36,7 @@ from paceline.cli.report import ReportOptions, report
 from paceline.cli.simulate import RaceOptions, SimulateOptions, race, simulate
 from paceline.cli.what_if import WhatIfOptions, what_if
 from paceline.cli.work import KeysOptions, WorkOptions, keys, work
-from paceline.errors import PacelineWarning, in_a_line, is_plain, raised_in
+from paceline.errors import in_a_line, is_plain, raised_in, show_warning, warn
 from paceline.loggers import TENSORBOARD
 from paceline.lookup import unknown
 from paceline.traces.run_folder import removing_unused
@@ -112,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     with warnings.catch_warnings():
-        warnings.showwarning = _show_warning
+        warnings.showwarning = show_warning
         return exit_code(lambda: _dispatch(given, may_import=arguments is None), debug="--debug" in given)
 
 
@@ -124,14 +124,6 @@ def _may_import_from_here() -> None:
         raise UsageError("the current folder was deleted: change to one that is there (cd)") from None
     if here not in sys.path:
         sys.path.append(here)
-
-
-def _show_warning(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
-    """Print what changes for a user as a line of ours, without the place in our code; other warnings as Python does."""
-    if issubclass(category, FutureWarning | PacelineWarning):
-        warn(str(message))
-    else:
-        print(warnings.formatwarning(message, category, *place[:2]), end="", file=sys.stderr)
 
 
 def _values() -> dict[str, Iterable[str]]:

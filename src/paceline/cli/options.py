@@ -15,9 +15,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import itertools
-import os
 import re
-import sys
 import types
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -27,7 +25,7 @@ from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from paceline.decoding import describe
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, warn
 from paceline.quantities import unit_examples, with_unit
 from paceline.recipes import Recipe, read_recipe
 from paceline.recipes.reading import RecipeError
@@ -47,12 +45,6 @@ class UsageError(PacelineError, ValueError):
     Traceback (most recent call last):
     paceline.cli.options.UsageError: unknown option --rouds
     """
-
-
-def warn(text: str) -> None:
-    """Print a line of warning; of the ranks of a launch the first does."""
-    if os.environ.get("RANK", "0") == "0":
-        print(f"paceline: warning: {text}", file=sys.stderr)
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ from typing import Any
 
 from rich.console import Console
 
-from paceline.cli.options import UsageError, warn
-from paceline.errors import PacelineError
+from paceline.cli.options import UsageError
+from paceline.errors import PacelineError, warn
 from paceline.files import write_file
 from paceline.recipes import Recipe
 from paceline.runs import Result, as_document

@@ -24,11 +24,11 @@ from paceline.cli.options import (
     debug_option,
     json_option,
     option,
-    warn,
 )
 from paceline.cli.output import ResultsNotKept, existing_folder, note
 from paceline.cli.progress import step_bar
 from paceline.data.pruning import EPOCHS_STARTING_POINT, EPOCHS_WINDOW, PRUNINGS, PruningSettings, window_refusal
+from paceline.errors import warn
 from paceline.settings import convert
 from paceline.terminal import WIDTH, can_print
 from paceline.traces.run_folder import make_folder
@@ -163,7 +163,10 @@ def _flag(name: str) -> str:
 
 PLANNERS: dict[str, tuple[tuple[str, ...], Callable[[PlanPruningOptions, dict[str, Any]], PruningPlan]]] = {
     "fine-pruning": (
-        (*(name for name in PRUNINGS["fine-pruning"].settings if name != "tolerance"), "overhead_seconds"),
+        (
+            *(name for name in PRUNINGS["fine-pruning"].settings if name not in ("tolerance", "protect")),
+            "overhead_seconds",
+        ),
         _fine,
     ),
     "info-batch": (PRUNINGS["info-batch"].settings, _info),

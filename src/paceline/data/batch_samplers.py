@@ -68,6 +68,16 @@ class DrawnBatches(Iterator[list[int]]):
         self._batches = self._begin()
 
 
+def let_set_epoch_through(loader: DataLoader[Any]) -> None:
+    """Let `loader.sampler.set_epoch(epoch)`, which DDP scripts have, say so to the loader's batch sampler.
+
+    Beside a batch sampler a loader has a sampler of torch's too, of which nobody draws; it has no `set_epoch`.
+    """
+    set_epoch = getattr(loader.batch_sampler, "set_epoch", None)
+    if set_epoch is not None and not hasattr(loader.sampler, "set_epoch"):
+        vars(loader.sampler)["set_epoch"] = set_epoch
+
+
 def count_of(data: Any, taker: str) -> int:
     """Return how many samples a data set has, or the number that was given in its place.
 

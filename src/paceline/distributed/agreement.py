@@ -224,12 +224,12 @@ class Meetings:
                     purpose=self._purpose,
                     timeout_seconds=self._timeout_seconds,
                 )
+                group = shared_group(
+                    [self._members], self._members, "gloo", self._timeout_seconds, purpose=self._purpose, local=True
+                )
             except RankGoneError as error:
                 raise self._missing(moment, first_line(error)) from error
             self._name = f"meetings/{rows[0]}"
-            group = shared_group(
-                [self._members], self._members, "gloo", self._timeout_seconds, purpose=self._purpose, local=True
-            )
             self._group = cast("dist.ProcessGroup", group)  # this rank is one of the members
         return self._group
 

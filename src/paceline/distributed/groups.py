@@ -4,7 +4,10 @@ A group is made of some ranks for one purpose, so that nothing else of the scrip
 There are two kinds:
 
     make_group     a group of its own; whoever makes it lets go of it with `close_group`
-    shared_group   made once for all users with the same purpose, ranks, backend and timeout
+    shared_group   made once for all users with the same purpose, ranks, backend and limits
+
+Ranks meet in the store before (`meet_ranks`), which names those that do not come. One that is gone, or stopped, by the
+time the group is made is named too.
 
 torch has no good way to let go of groups of some of the ranks, and each costs connections: so two pipelines of the same
 ranks share theirs, and so do two samplers.
@@ -21,30 +24,93 @@ import ctypes
 import datetime
 import functools
 import gc
+import hashlib
 import os
+import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch.distributed as dist
 
+from paceline.distributed import RankGoneError, first_line, name_ranks
+from paceline.distributed.stores import FleetingStore, ask_within
+
+BEAT_SECONDS, PRESENT_SECONDS = 0.25, 3.0  # how often, and within which time, a rank that connects says that it lives
 _SHARED: weakref.WeakKeyDictionary[Any, dict[tuple[Any, ...], dist.ProcessGroup | None]] = weakref.WeakKeyDictionary()
 
 
-def make_group(ranks: Sequence[int], backend: str, timeout_seconds: float) -> dist.ProcessGroup:
-    """Make a process group that nothing else uses; all of these ranks must call it.
+def make_group(
+    ranks: Sequence[int], backend: str, timeout_seconds: float, *, grace_seconds: float = 0.0
+) -> dist.ProcessGroup:
+    """Make a process group that nothing else uses; all of these ranks must call it, when they have met.
 
-    `backend` is a name, or what torch calls a backend's config: "cpu:gloo,cuda:nccl".
+    `backend` is a name, or what torch calls a backend's config: "cpu:gloo,cuda:nccl". Collectives may take
+    `grace_seconds` longer than the ranks have to connect: for those who have a limit of their own, that comes first.
     """
     _protect_forked_processes()
     kinds = {part.split(":")[-1] for part in backend.split(",")}
     backend = kinds.pop() if len(kinds) == 1 else backend  # torch warns of every group that is named by a config
     among_others = len(ranks) < dist.get_world_size()  # those do not come here, and are not waited for
     timeout = datetime.timedelta(seconds=timeout_seconds)
-    group = dist.new_group(list(ranks), timeout, backend, use_local_synchronization=among_others)
+    with _naming_who_left(ranks):
+        group = dist.new_group(list(ranks), timeout, backend, use_local_synchronization=among_others)
     if not isinstance(group, dist.ProcessGroup):
         raise RuntimeError(f"rank {dist.get_rank()} is not among the ranks of this group ({list(ranks)})")
+    _add_grace(group, timeout_seconds, grace_seconds)
     return group
+
+
+def _add_grace(group: dist.ProcessGroup, timeout_seconds: float, grace_seconds: float) -> None:
+    if grace_seconds:
+        limit = datetime.timedelta(seconds=timeout_seconds + grace_seconds)
+        dist.distributed_c10d._set_pg_timeout(limit, group)
+
+
+@contextlib.contextmanager
+def _naming_who_left(ranks: Sequence[int]) -> Iterator[None]:
+    """Name a rank that was there when these met, and is gone, or stopped, before they are connected: torch does not.
+
+    Torch gives up on one rank seconds before it does on another. So each says now and then that it lives, and in the
+    end that it is through:
+
+        beat/<rank>     how often it has said that it lives, in all groups of these ranks
+        begun/<rank>    how many of them it has begun to make
+        through/<rank>  how many of them it is through with, whether it has connected or given up
+    """
+    rank, stop = dist.get_rank(), threading.Event()
+    others = [each for each in ranks if each != rank]
+    store: Any = FleetingStore(f"connect/{hashlib.sha256(repr(list(ranks)).encode()).hexdigest()[:16]}")
+
+    def beat() -> None:
+        with contextlib.suppress(RuntimeError, ValueError):  # the store is lost, or the default group is no more
+            while not stop.wait(BEAT_SECONDS):
+                store.add(f"beat/{rank}", 1)
+
+    def find_missing() -> list[int]:
+        before = {each: store.add(f"beat/{each}", 0) for each in others}
+        stop.wait(PRESENT_SECONDS)
+        silent = [each for each in others if store.add(f"beat/{each}", 0) == before[each]]
+        return [each for each in silent if store.add(f"through/{each}", 0) < number]
+
+    number = store.add(f"begun/{rank}", 1) if others else 0
+    thread = threading.Thread(target=beat, name="paceline-connecting", daemon=True)
+    if others:
+        thread.start()
+    try:
+        yield
+    except RuntimeError as error:
+        why = f"rank {rank} cannot connect with the others: {first_line(error)}"
+        try:
+            missing = ask_within(find_missing, PRESENT_SECONDS, f"rank {rank} waited for the others to connect")
+        except RankGoneError as gone:
+            raise RankGoneError(f"{gone} ({why})") from error
+        late = f"rank {rank} waited for {name_ranks(missing)} to connect (" if missing else ""
+        raise RankGoneError(f"{late}{why}{')' if late else ''}") from error
+    finally:
+        stop.set()
+        with contextlib.suppress(RuntimeError):
+            store.add(f"through/{rank}", 1)
 
 
 @functools.cache
@@ -82,6 +148,7 @@ def shared_group(
     *,
     purpose: str,
     local: bool = False,
+    grace_seconds: float = 0.0,
 ) -> dist.ProcessGroup | None:
     """Return the process group of the set that contains this rank, made by the first call; None if no set does.
 
@@ -95,14 +162,15 @@ def shared_group(
     so a rank that left one out would give its next group another name than its peers do.
     """
     made = _SHARED.setdefault(dist.group.WORLD, {})
-    key = (purpose, tuple(everyone), tuple(map(tuple, sets)), backend, timeout_seconds)
+    key = (purpose, tuple(everyone), tuple(map(tuple, sets)), backend, timeout_seconds, grace_seconds)
     if key not in made:
-        made[key] = _make_shared(
-            sets,
-            backend,
-            datetime.timedelta(seconds=timeout_seconds),
-            together=len(everyone) == dist.get_world_size() and not local,
-        )
+        together = len(everyone) == dist.get_world_size() and not local
+        ours = next((ranks for ranks in sets if dist.get_rank() in ranks), [dist.get_rank()])
+        with _naming_who_left(everyone if together else ours):
+            group = _make_shared(sets, backend, datetime.timedelta(seconds=timeout_seconds), together=together)
+        if group is not None:
+            _add_grace(group, timeout_seconds, grace_seconds)
+        made[key] = group
     return made[key]
 
 

@@ -52,6 +52,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from paceline.codecs import Codec, NotFiniteError
 from paceline.codecs.naming import resolve_codec, unsendable
+from paceline.decoding import Count, decode
 from paceline.distributed import RankGoneError, check_limits, first_line
 from paceline.distributed.agreement import describe, raise_difference, raise_refusals, refusal_text, short_text
 from paceline.distributed.groups import make_group
@@ -75,10 +76,12 @@ from paceline.exchanges.plans import (
 )
 from paceline.loggers import GuardedLog, Log
 from paceline.randomness import torch_generator
+from paceline.training.saved_state import check_tensor, refusing
 
 log = logging.getLogger("paceline.ddp")
 
 TIMEOUT_SECONDS = 600.0
+FIGURES = ("steps", "skipped_steps", "payload_bytes", "gradient_bytes", "sent_bytes")  # of a state
 RAISE, PASS = "raise", "pass"  # what becomes of a step in which a gradient is not finite
 
 
@@ -277,17 +280,24 @@ class Compression:
             "codec": describe(self.codec),
             "rank": self._rank,
             "ranks": len(self._ranks),
-            "steps": self.steps,
-            "skipped_steps": self.skipped_steps,
-            "payload_bytes": self.payload_bytes,
-            "gradient_bytes": self.gradient_bytes,
-            "sent_bytes": self.sent_bytes,
+            **{name: getattr(self, name) for name in FIGURES},
             "generator": self._generator.get_state(),
             **self._exchanges.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from this rank's `state_dict`, among as many ranks."""
+        """Go on from this rank's `state_dict`, among as many ranks; a state that is refused changes nothing."""
+        with refusing("the state of compress()"):
+            self._check_state(state)
+            figures = {name: decode(Count, state.get(name, 0), name) for name in FIGURES}  # an earlier one lacks some
+            generator = torch.Generator(self._generator.device).set_state(state["generator"])  # a trial
+            self._exchanges.load_state_dict(state, self._shapes)  # the last that may refuse
+        self._generator.set_state(generator.get_state())
+        for name, figure in figures.items():
+            setattr(self, name, figure)
+
+    def _check_state(self, state: dict[str, Any]) -> None:
+        """Refuse a state of something else."""
         if state["codec"] != describe(self.codec):
             raise ValueError(f"this state is of {state['codec']} (this codec is {describe(self.codec)})")
         if state["rank"] != self._rank:
@@ -298,11 +308,6 @@ class Compression:
                 f"this state is of one among {state['ranks']} ranks (here are {len(self._ranks)}): what the others "
                 "held back would be lost. Go on with as many ranks, or without the state"
             )
-        self._exchanges.load_state_dict(state, self._shapes)
-        self._generator.set_state(state["generator"])
-        self.steps, self.payload_bytes = state["steps"], state["payload_bytes"]
-        self.gradient_bytes, self.sent_bytes = state["gradient_bytes"], state.get("sent_bytes", 0)
-        self.skipped_steps = state.get("skipped_steps", 0)  # the last release does not say it
 
     # -- one bucket ------------------------------------------------------------------------------------------------
 
@@ -609,7 +614,7 @@ class BucketExchanges:
         return {"buckets": buckets, "carried": dict(self._carried), "sizes": dict(self._sizes)}
 
     def load_state_dict(self, state: dict[str, Any], shapes: dict[str, torch.Size]) -> None:
-        """Go on from a `state_dict`; `shapes` are those of the model's parameters."""
+        """Go on from a `state_dict`, or refuse it and change nothing; `shapes` are those of the model's parameters."""
         unknown = sorted(name for name in state["sizes"] if name not in shapes)
         if unknown:
             raise ValueError(f"this state is of another model: it has no parameter {unknown[0]!r}")
@@ -623,6 +628,9 @@ class BucketExchanges:
             there = [shapes[name] for name in bucket["parameters"]]
             exchange = exchanges[tuple(bucket["parameters"])] = self._made(bucket["parameters"], there)
             exchange.load_state_of(bucket.get("plan", GATHER), bucket["memory"])  # the last release gathered
+        for name, held in state["carried"].items():
+            like = torch.empty(state["sizes"][name], device="meta")
+            check_tensor(f"what was held back of {name}", held, like)
         self._exchanges = exchanges
         self._carried, self._sizes = dict(state["carried"]), dict(state["sizes"])
 

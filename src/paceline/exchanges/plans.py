@@ -165,8 +165,10 @@ def adds_plainly(codec: Codec, plan: str) -> bool:
     return isinstance(codec, Identity) and plan in (AUTO, ALL_REDUCE)
 
 
-def refuse_float64(codec: Codec, plan: str, dtypes: Iterable[torch.dtype], remedy: str = "") -> None:
-    """Refuse parameters in float64 where they, or their gradients, would travel as float32.
+def refuse_float64(
+    codec: Codec, plan: str, dtypes: Iterable[torch.dtype], remedy: str = "", *, noun: str = "parameters"
+) -> None:
+    """Refuse parameters, or buffers, in float64 where they, or their gradients, would travel as float32.
 
     >>> from paceline.codecs import make_codec
     >>> refuse_float64(make_codec("qsgd"), "auto", [torch.float32, torch.float64])
@@ -176,7 +178,7 @@ def refuse_float64(codec: Codec, plan: str, dtypes: Iterable[torch.dtype], remed
     if torch.float64 in dtypes and not adds_plainly(codec, plan):
         planned = "" if plan in (AUTO, ALL_REDUCE) else f", plan={plan!r}"
         raise ValueError(
-            f"codecs carry float32, and this model has float64 parameters (codec={codec!r}{planned}): take "
+            f"codecs carry float32, and this model has float64 {noun} (codec={codec!r}{planned}): take "
             f'codec="identity" with plan="auto", which adds them up as they are, or call .float() on the model{remedy}'
         )
 

@@ -39,6 +39,7 @@ from accelerate.data_loader import prepare_data_loader
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, IterableDataset
 
+from paceline.data.batch_samplers import let_set_epoch_through
 from paceline.data.pruning import PRUNINGS
 from paceline.data.pruning.epoch import BatchLayout
 from paceline.data.pruning.groups import GroupOf
@@ -58,7 +59,6 @@ PART = "pruning"
 INFO_BATCH = "info-batch"
 FINE_PRUNING = "fine-pruning"
 SETTINGS = {name: entry.settings for name, entry in PRUNINGS.items()}
-SETTINGS[FINE_PRUNING] += ("protect",)
 KEPT = (  # settings of the user's loader that ours has too
     "collate_fn",
     "num_workers",
@@ -180,7 +180,7 @@ class TrainerPruning:
         theirs, accelerator = plain(), self._trainer.accelerator
         kept = {name: getattr(theirs, name) for name in KEPT}
         loader = DataLoader(theirs.dataset, batch_sampler=self._make_sampler(), generator=self._generator, **kept)
-        return prepare_data_loader(
+        prepared = prepare_data_loader(
             loader,
             device=accelerator.device,
             num_processes=1,
@@ -189,6 +189,8 @@ class TrainerPruning:
             dispatch_batches=False,
             non_blocking=accelerator.non_blocking,
         )
+        let_set_epoch_through(prepared)
+        return prepared
 
     def _make_sampler(self) -> InfoBatch | FinePruning:
         args, data = self._trainer.args, self._trainer.train_dataset

@@ -16,7 +16,6 @@ of one. A rank that does not come is named when `timeout_seconds` are over, and 
 from __future__ import annotations
 
 import io
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -25,9 +24,11 @@ import torch.distributed as dist
 from paceline.distributed import RankGoneError, first_line
 from paceline.distributed.agreement import gather_rows, raise_refusals, refusal_text
 from paceline.distributed.groups import shared_group
+from paceline.distributed.stores import meet_ranks
 
 PIECE_BYTES = 2**26
 TIMEOUT_SECONDS = 600.0
+PURPOSE = "lightning's checkpoints"
 CPU = torch.device("cpu")
 
 
@@ -42,14 +43,12 @@ def gather_states(state: dict[str, Any], content: str, timeout_seconds: float = 
         return {"ranks": 1, "states": [state]}
     rank, everyone = dist.get_rank(), list(range(world))
     try:
-        group = shared_group([everyone], everyone, "gloo", timeout_seconds, purpose="lightning's checkpoints")
+        meet_ranks(everyone, f"save {content}", purpose=PURPOSE, timeout_seconds=timeout_seconds)
+        group = shared_group([everyone], everyone, "gloo", timeout_seconds, purpose=PURPOSE)
         if group is None:
             raise RankGoneError(f"rank {rank} is in no group")  # it is in that of all ranks
-        dist.monitored_barrier(group, timeout=timedelta(seconds=timeout_seconds), wait_all_ranks=True)
         return _gather(state, content, group, rank, world)
     except RuntimeError as error:
-        if isinstance(error, RankGoneError):
-            raise
         raise RankGoneError(
             f"rank {rank} waited to save {content} of all {world} ranks, and not all came (it waits for "
             f"{timeout_seconds:g} s at most; every rank must call trainer.save_checkpoint): {first_line(error)}"

@@ -24,6 +24,7 @@ import ray.train
 import ray.train.torch
 from torch.utils.data import BatchSampler, DataLoader
 
+from paceline.data.batch_samplers import let_set_epoch_through
 from paceline.data.pruning.sampler import PrunedBatches
 from paceline.errors import PacelineError
 from paceline.loggers import prefixed
@@ -75,6 +76,7 @@ def prepare_data_loader(
     prepared: DataLoader[Any] = ray.train.torch.prepare_data_loader(
         loader, add_dist_sampler=add_dist_sampler, move_to_device=move_to_device, auto_transfer=auto_transfer
     )
+    let_set_epoch_through(prepared)
     return prepared
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -298,6 +299,28 @@ def _refuse_without_sample_losses(recipe: Recipe) -> None:
         )
 
 
+def _refuse_blocks_of_one(recipe: Recipe, module: nn.Module, dataset: Dataset) -> None:
+    """Refuse blocks of a single sample where the model cannot be trained on one, before anything is computed."""
+    import torch
+
+    from paceline.workers.gradients import has_batch_norm
+
+    worker, samples = recipe.worker, recipe.worker.batch_size
+    if averages(recipe) or not 1 < samples == worker.blocks or not has_batch_norm(module):
+        return
+    trial = copy.deepcopy(module).train()
+    try:
+        with torch.no_grad():
+            trial(dataset.train.first(1)[0])
+    except ValueError as error:
+        fewer = next(count for count in range(samples // 2, 0, -1) if samples % count == 0)
+        raise SettingError(
+            ("worker", "blocks"),
+            f"model {recipe.model.name!r} has a BatchNorm, which refuses blocks of one sample (batch_size={samples}, "
+            f"blocks={worker.blocks}): give at most {fewer} blocks",
+        ) from error
+
+
 def make_training(recipe: Recipe, dataset: Dataset, given: Given = NOTHING_GIVEN) -> Training:
     """Put together what is trained, on what, and how.
 
@@ -307,6 +330,7 @@ def make_training(recipe: Recipe, dataset: Dataset, given: Given = NOTHING_GIVEN
     from paceline.data import ExtendedAugmentation, NoAugmentation, PadCropFlip
     from paceline.models import seeded
     from paceline.training import Training
+    from paceline.training.pruned import groups_of
 
     given = given.objects()
 
@@ -323,10 +347,12 @@ def make_training(recipe: Recipe, dataset: Dataset, given: Given = NOTHING_GIVEN
     if given or any(map(is_code, (recipe.model.name, recipe.model.loss, recipe.data.name))):
         with seeded(recipe.seed):  # what the trial draws is nobody's
             _check_parts(recipe, module, dataset, loss)
+    with seeded(recipe.seed):
+        _refuse_blocks_of_one(recipe, module, dataset)
     augmentation: Augmentation = NoAugmentation()
     if data.augment:
         augmentation = ExtendedAugmentation() if data.augment == "extended" else PadCropFlip()
-    return Training(
+    training = Training(
         module=module,
         dataset=dataset,
         shards=shards,
@@ -345,6 +371,9 @@ def make_training(recipe: Recipe, dataset: Dataset, given: Given = NOTHING_GIVEN
         passes=recipe.epochs,
         loss=loss,
     )
+    if recipe.pruning.protect is not None:
+        groups_of(training)  # refuses targets that are no classes
+    return training
 
 
 def make_shards(recipe: Recipe, dataset: Dataset) -> Sequence[torch.Tensor]:

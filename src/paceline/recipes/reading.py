@@ -43,6 +43,7 @@ _OPTIONAL: tuple[Path_, ...] = (
     ("data", "classes_per_worker"),
     ("strategy", "k"),
     ("cluster", "late_blocks"),
+    ("pruning", "protect"),
 )
 """Settings that may be unset; of any other, null in a document is an infinite number."""
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
+import warnings
 from dataclasses import replace
 
+from paceline.errors import show_warning
 from paceline.runs.cluster import WorkerOptions, work_for
 from paceline.runs.forked_workers import run_workers
 
@@ -41,6 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
         run=given.run,
     )
     torch.set_num_threads(1)
+    warnings.showwarning = show_warning
     address = sys.stdin.readline().strip()
     if not address:
         return 0  # whoever started us has gone

@@ -78,7 +78,7 @@ def drop_remedy(strategy: str, counts: WorkerCounts) -> str:
 
     >>> drop_remedy("lgc", WorkerCounts(worker=3, blocks=4, batch_samples=32))
     'more blocks than 4, so that it stops sooner, or a larger K, which waits for it'
-    >>> drop_remedy("lgc@ranks", WorkerCounts(worker=3, blocks=4, batch_samples=4))
+    >>> drop_remedy("lgc@ranks", WorkerCounts(worker=3, blocks=2, batch_samples=4))
     'a larger K, which waits for it'
     >>> drop_remedy("fastest-k", WorkerCounts(worker=3))
     'lgc, which adds late work one round later, or a larger K, which waits for it'
@@ -88,7 +88,7 @@ def drop_remedy(strategy: str, counts: WorkerCounts) -> str:
         return "lgc, which adds late work one round later, or a larger K, which waits for it"
     if name != "lgc":
         return ""
-    if counts.batch_samples and counts.blocks >= counts.batch_samples:
+    if counts.batch_samples and 2 * counts.blocks >= counts.batch_samples:  # `cut_batch` makes no smaller blocks
         return "a larger K, which waits for it"
     return f"more blocks than {counts.blocks}, so that it stops sooner, or a larger K, which waits for it"
 

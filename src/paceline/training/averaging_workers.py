@@ -23,7 +23,7 @@ from paceline.codecs.requests import Request
 from paceline.events import Begin, Merge, Window, is_merged
 from paceline.exchanges import Trouble, TroubleError, VectorExchange, make_exchange
 from paceline.exchanges.lockstep import sum_in_lockstep, traffic_of_requests
-from paceline.exchanges.plans import ALL_REDUCE, adds_plainly
+from paceline.exchanges.plans import ALL_REDUCE, adds_plainly, refuse_float64
 from paceline.optim import make_optimizer
 from paceline.randomness import torch_generator
 from paceline.strategies.averaging import Averaging
@@ -35,7 +35,6 @@ from paceline.training.training import Measurement, Training, measure
 from paceline.workers.threads import threads_for
 
 WINDOW_BYTES = 16  # what a worker says of itself, beside its numbers
-BUFFER_ELEMENT_BYTES = 4
 
 
 class WorkerModel:
@@ -50,6 +49,8 @@ class WorkerModel:
         self.replica = make_replica(
             self.trained, averaged_buffers(self.module), member, workers=workers, step=self.optimizer.step
         )
+        refuse_float64(training.codec, training.plan, {parameter.dtype for parameter in self.trained})
+        refuse_float64(training.codec, training.plan, {each.dtype for each in self.module.buffers()}, noun="buffers")
         self.exchange: VectorExchange | None = None
         if not adds_plainly(training.codec, training.plan):
             shapes = [parameter.shape for parameter in self.trained]
@@ -152,7 +153,7 @@ class AveragingWorkers:
         """Add up what all brought; return what that puts on the network."""
         messages = [message for message in self._messages.pop(number) if message is not None]
         brings, total = self._brings.pop(number), messages[0]
-        words_bytes = BUFFER_ELEMENT_BYTES * (total.numel() - self._size) + WINDOW_BYTES
+        words_bytes = total.element_size() * (total.numel() - self._size) + WINDOW_BYTES
         with threads_for(self._size):
             if self._exchanges:
                 changes = [message[: self._size].float() for message in messages]

@@ -11,6 +11,8 @@ was refused because it was not finite, is drawn and not judged.
 
 from __future__ import annotations
 
+import warnings
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,13 +21,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from paceline.data.pruning.groups import OF_CLASSES, Groups, are_classes, targets_of, usable
 from paceline.data.pruning.order import PrunedBatch, PrunedOrder
 from paceline.data.pruning.policy import whole_number
+from paceline.errors import PacelineWarning
 from paceline.training.training import Training
 
 if TYPE_CHECKING:
+    from paceline.data.samples import Dataset
     from paceline.training.batches import Batches
 
+_WARNED: weakref.WeakSet[Dataset] = weakref.WeakSet()  # data sets whose classes or tails were told of
 MOST_SKIPPED = 10_000  # draws between two that are asked for; a journal with more is damaged
 
 
@@ -74,6 +80,7 @@ class PrunedOrders:
         self._times_pruned = np.zeros(len(training.dataset.train), np.int64)  # in memberships that have ended
         self._passes = np.zeros(len(training.dataset.train), np.int64)
         self._ended_passes: dict[int, int] = {}
+        self._groups = groups_of(training)
 
     def joined(self, worker: int, draw: int) -> None:
         """Start a worker at batch number `draw` with a new policy; what its old one pruned goes into the totals."""
@@ -98,7 +105,23 @@ class PrunedOrders:
             )
         while order.draw < draw:
             order.next()
-        return order.next()
+        batch = order.next()
+        if order.unequal:
+            self._warn(worker, order.unequal)
+        return batch
+
+    def _warn(self, worker: int, unequal: str) -> None:
+        """Warn once of each data set, whatever runs on it: the runs of a race say the same."""
+        data = self._training.dataset
+        if self._groups is None or data in _WARNED:
+            return
+        _WARNED.add(data)
+        remedy = 'protect = "classes" takes the same share of each class; ' if self._groups.remedy == OF_CLASSES else ""
+        warnings.warn(
+            f"worker {worker}: {unequal}. {remedy}info-batch leaves out low losses instead",
+            PacelineWarning,
+            stacklevel=2,
+        )
 
     def _order(self, worker: int, shard: int, draw: int) -> PrunedOrder:
         member = self._members.get(worker)
@@ -123,6 +146,7 @@ class PrunedOrders:
             draws=training.worker_draws or training.total_steps,
             first_draw=draw,
             passes=training.passes,
+            groups=None if self._groups is None else self._groups.within(training.shards[shard].numpy()),
         )
 
     def extend(self, training: Training) -> None:
@@ -205,6 +229,23 @@ class PrunedOrders:
             order.load_state_dict(kept["order"])
             members[worker] = _Membership(worker=worker, shard=shard, order=order)
         self._members = members
+
+
+def groups_of(training: Training) -> Groups | None:
+    """Return the classes that are to be protected, or the groups that can be looked at; None where nobody needs any.
+
+    No sample is read to look at them: a data set of a user's own is, once, for classes that are to be protected.
+    """
+    pruning, data = training.pruning, training.dataset.train
+    if pruning.name != "fine-pruning" or (pruning.protect is None and data.reads and "targets" not in vars(data)):
+        return None
+    targets = usable(targets_of(data), len(data))
+    if pruning.protect is not None and (targets is None or not are_classes(targets)):
+        raise ValueError(
+            f"pruning.protect = {pruning.protect!r} needs the class of each sample, and data set "
+            f"{training.dataset.name!r} has targets that are no classes: leave it out"
+        )
+    return None if targets is None else Groups.of_targets(targets)
 
 
 def pruning_of(batches: Batches, training: Training) -> PruningTotals:

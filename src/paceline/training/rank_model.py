@@ -45,7 +45,7 @@ class RankModel:
         *,
         variances: Sequence[bool] | None = None,
     ) -> None:
-        self.dtype = message_dtype(parameters)
+        self.dtype = message_dtype(parameters, buffers)
         self._parameters, self._buffers, self._step = list(parameters), list(buffers), step
         self._variances = [False] * len(self._buffers) if variances is None else list(variances)
         self._flat, self._flat_buffers = Flat(self._parameters, self.dtype), Flat(self._buffers, self.dtype)

@@ -43,6 +43,7 @@ from paceline.workers.gradients import accumulate
 
 COUNTER = "num_batches_tracked"
 KERNEL_ELEMENTS = 65_536  # a tensor of fewer is not worth a kernel's call
+DIGITS, DIGIT_BASE = 3, 4096  # of a counter: sums over 4,096 workers are exact in float32, counts to 2^48 / workers
 
 
 class Replica:
@@ -67,7 +68,7 @@ class Replica:
         *,
         workers: int,
     ) -> None:
-        self.dtype = message_dtype(parameters)
+        self.dtype = message_dtype(parameters, buffers)
         self._parameters, self._buffers = Flat(parameters, self.dtype), Buffers(buffers, self.dtype, workers=workers)
         self.size = self._parameters.size + self._buffers.size
         self._overlap, self._rebase = member.overlap, member.rebase
@@ -152,7 +153,7 @@ class WindowSpan:
         self._place = slice(first, first + self._flat.size)
         self._base, self._shared = base[self._place], shared[self._place]
         self._rounds = any(tensor.dtype is not base.dtype for tensor in tensors)  # writing to bfloat16 does
-        self.has_kernels = len(tensors) == 1 and runs_kernels(tensors)
+        self.has_kernels = len(tensors) == 1 and runs_kernels(tensors, base.dtype)
 
     def close_window(self, vector: torch.Tensor, *, begin: bool, ahead: bool) -> None:
         """Write the window's change into its place in a vector; `begin` the next, at the shared model or ahead of it.
@@ -201,7 +202,8 @@ class WindowSpan:
         """Return the tensor as a kernel takes it; None if torch's operations are to be taken."""
         tensor, size = self._flat.tensors[0], self._flat.size
         # Asked at every pass: whoever sets .data may give a parameter other memory.
-        if not (self.has_kernels and runs_kernels([tensor]) and tensor.is_contiguous() and tensor.numel() == size):
+        fits = tensor.is_contiguous() and tensor.numel() == size
+        if not (self.has_kernels and runs_kernels([tensor], self._base.dtype) and fits):
             return None
         if written:
             torch.autograd.graph.increment_version(tensor)  # as torch's own operations do
@@ -218,27 +220,29 @@ def make_spans(tensors: Sequence[torch.Tensor], base: torch.Tensor, shared: torc
     >>> [span.has_kernels for span in make_spans([vector[:1], vector[1:4], vector[4:]], vector, vector)]
     [False, True]
     """
-    if not runs_kernels(tensors):
+    if not runs_kernels(tensors, base.dtype):
         return [WindowSpan(tensors, 0, base, shared)]
     runs: list[list[torch.Tensor]] = []
-    for large, group in itertools.groupby(tensors, lambda tensor: runs_kernels([tensor])):
+    for large, group in itertools.groupby(tensors, lambda tensor: runs_kernels([tensor], base.dtype)):
         run = list(group)
         runs += [[tensor] for tensor in run] if large else [run]
     firsts = itertools.accumulate((Flat(run, base.dtype).size for run in runs), initial=0)
     return [WindowSpan(run, first, base, shared) for run, first in zip(runs, firsts, strict=False)]
 
 
-def runs_kernels(tensors: Sequence[torch.Tensor]) -> bool:
+def runs_kernels(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> bool:
     """Return whether kernels pass over some of the tensors: all are plain float32 on the CPU, and one is large.
 
-    >>> runs_kernels([torch.zeros(KERNEL_ELEMENTS, dtype=torch.bfloat16)])
+    `dtype` is that of the flat vectors.
+
+    >>> runs_kernels([torch.zeros(KERNEL_ELEMENTS, dtype=torch.bfloat16)], torch.float32)
     False
     """
     plain = all(
         type(tensor) in (torch.Tensor, nn.Parameter) and tensor.dtype is torch.float32 and tensor.device.type == "cpu"
         for tensor in tensors
     )
-    return plain and any(tensor.numel() >= KERNEL_ELEMENTS for tensor in tensors)
+    return plain and dtype is torch.float32 and any(tensor.numel() >= KERNEL_ELEMENTS for tensor in tensors)
 
 
 class OuterStep:
@@ -303,7 +307,7 @@ class GradientReplica:
         workers: int,
         step: Callable[[], object],
     ) -> None:
-        self.dtype = message_dtype(parameters)
+        self.dtype = message_dtype(parameters, buffers)
         self._parameters, self._buffers = list(parameters), Buffers(buffers, self.dtype, workers=workers)
         self._flat = Flat(self._parameters, self.dtype)
         self._counts_at = self._flat.size + self._buffers.size
@@ -388,8 +392,6 @@ def make_replica(
 def averaged_buffers(module: nn.Module) -> list[torch.Tensor]:
     """Return the buffers that are averaged: floating ones that a checkpoint would hold, and BatchNorm's counter.
 
-    Those in float64 travel as the parameters do, in float32 beside float32.
-
     >>> [tuple(buffer.shape) for buffer in averaged_buffers(nn.BatchNorm1d(3))]
     [(3,), (3,), ()]
     """
@@ -404,6 +406,8 @@ def averaged_buffers(module: nn.Module) -> list[torch.Tensor]:
 class Buffers:
     """A worker's buffers: what of a model is not trained and yet learns, such as BatchNorm's statistics.
 
+    Counters travel as digits, whose sums over workers are exact: float32 has no whole numbers beyond 2^24 but some.
+
     >>> mean, mask = torch.zeros(1), torch.tensor([-3e38])
     >>> buffers = Buffers([mean, mask], torch.float32, workers=2)
     >>> message = torch.empty(buffers.size)
@@ -415,27 +419,42 @@ class Buffers:
     """
 
     def __init__(self, buffers: Sequence[torch.Tensor], dtype: torch.dtype, *, workers: int) -> None:
-        self._flat, self._workers = Flat(buffers, dtype), workers
-        self.size = self._flat.size + len(self._flat.tensors)
-        self._agreed = [buffer.detach().clone() for buffer in self._flat.tensors]
+        self._workers = workers
+        self._flat = Flat([buffer for buffer in buffers if buffer.is_floating_point()], dtype)
+        self._counts = Flat([buffer for buffer in buffers if not buffer.is_floating_point()], torch.int64)
+        self._changed_at = self._flat.size + DIGITS * self._counts.size
+        self._tensors = [*self._flat.tensors, *self._counts.tensors]
+        self.size = self._changed_at + len(self._tensors)
+        self._agreed = [buffer.detach().clone() for buffer in self._tensors]
 
     def send(self, out: torch.Tensor) -> None:
         """Fill `out`, of `size` elements, with what this worker has."""
         self._flat.read(out[: self._flat.size])
         out[: self._flat.size].div_(self._workers)
-        for number, pair in enumerate(zip(self._flat.tensors, self._agreed, strict=True), start=self._flat.size):
+        for digit, row in enumerate(self._digits(out)):
+            digits = self._read_counts(out.device).div(DIGIT_BASE**digit, rounding_mode="floor")
+            row.copy_(digits if digit == DIGITS - 1 else digits.remainder(DIGIT_BASE))
+        for number, pair in enumerate(zip(self._tensors, self._agreed, strict=True), start=self._changed_at):
             out[number] = torch.ne(*pair).any()  # stays on the device: no GPU is waited for
 
     @torch.no_grad()
     def take(self, total: torch.Tensor) -> None:
         """Take over the mean of the buffers that any worker has changed, from the sum of what all sent."""
-        changes = total[self._flat.size :].unbind()
-        for buffer, agreed, part, changed in zip(
-            self._flat.tensors, self._agreed, self._flat.parts(total), changes, strict=True
-        ):
-            mean = part if buffer.is_floating_point() else part.round()
+        changes = total[self._changed_at :].unbind()
+        sums = self._read_counts(total.device).zero_()
+        for digit, row in enumerate(self._digits(total)):
+            sums += row.to(torch.int64) * DIGIT_BASE**digit
+        counts = (2 * sums + self._workers).div(2 * self._workers, rounding_mode="floor")
+        means = [*self._flat.parts(total), *self._counts.parts(counts)]
+        for buffer, agreed, mean, changed in zip(self._tensors, self._agreed, means, changes, strict=True):
             buffer.copy_(torch.where(changed != 0, mean.to(buffer.dtype), buffer))
             agreed.copy_(buffer)
+
+    def _digits(self, message: torch.Tensor) -> torch.Tensor:
+        return message[self._flat.size : self._changed_at].view(DIGITS, self._counts.size)
+
+    def _read_counts(self, device: torch.device) -> torch.Tensor:
+        return self._counts.read(torch.empty(self._counts.size, dtype=torch.int64, device=device))
 
 
 # -- vectors -----------------------------------------------------------------------------------------------------------
@@ -472,13 +491,14 @@ class Flat:
             tensor.copy_(part if tensor.is_floating_point() else part.round())
 
 
-def message_dtype(parameters: Sequence[torch.Tensor]) -> torch.dtype:
-    """Return the type in which changes are added up: float32, or float64 if a parameter has it.
+def message_dtype(parameters: Sequence[torch.Tensor], buffers: Sequence[torch.Tensor]) -> torch.dtype:
+    """Return the type in which changes are added up: float32, or float64 if a parameter or a buffer has it.
 
-    >>> message_dtype([torch.zeros(1, dtype=torch.bfloat16)])
+    >>> message_dtype([torch.zeros(1, dtype=torch.bfloat16)], [])
     torch.float32
     """
-    return torch.float64 if any(parameter.dtype is torch.float64 for parameter in parameters) else torch.float32
+    doubles = any(tensor.dtype is torch.float64 for tensor in (*parameters, *buffers))
+    return torch.float64 if doubles else torch.float32
 
 
 # -- local steps -------------------------------------------------------------------------------------------------------

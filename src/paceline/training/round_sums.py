@@ -30,6 +30,7 @@ from typing import Any
 import torch
 
 from paceline.codecs import Codec, ErrorFeedback
+from paceline.codecs.naming import unsendable
 from paceline.codecs.requests import AllReduce
 from paceline.exchanges import ExchangeProtocol, make_exchange
 from paceline.exchanges.plans import ALL_REDUCE, AUTO, adds_plainly
@@ -41,9 +42,13 @@ USED = "used"  # in a state: which parameters ever had a flag
 
 
 class RoundSum(ABC):
-    """One rank's side of the sums of all rounds; `plan` says how ranks come to them."""
+    """One rank's side of the sums of all rounds; `plan` says how ranks come to them.
+
+    `unsendable` says what a contribution is that cannot be sent.
+    """
 
     plan: str
+    unsendable = "not finite"
 
     @abstractmethod
     def add_up(self, message: torch.Tensor, version: int, *, brings: bool) -> ExchangeProtocol:
@@ -94,7 +99,7 @@ class EncodedSum(RoundSum):
         seed: int = 0,
     ) -> None:
         self.exchange = make_exchange(codec, shapes, place, world, plan)
-        self.plan = self.exchange.plan
+        self.plan, self.unsendable = self.exchange.plan, unsendable(codec)
         self._layout, self._sizes, self._place, self._seed = layout, [shape.numel() for shape in shapes], place, seed
         self._holds_back = isinstance(self.exchange.codec, ErrorFeedback)
         self._used = torch.zeros(layout.flags, dtype=torch.bool)  # which parameters ever had a flag, alike on all ranks

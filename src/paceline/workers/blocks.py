@@ -11,12 +11,13 @@ import torch
 def cut_batch(batch: tuple[Any, ...], most_blocks: int) -> list[Any]:
     """Return a batch in equal blocks: as many as divide it evenly, and not more than `most_blocks`.
 
-    A block is what the batch is: tensors as a tuple, one tensor as itself, a dict of tensors as a dict.
+    A block is what the batch is: tensors as a tuple, one tensor as itself, a dict of tensors as a dict. It has at least
+    two samples, unless the batch has one: BatchNorm refuses a single sample.
 
     >>> [len(inputs) for inputs, targets in cut_batch((torch.zeros(6, 2), torch.zeros(6)), 4)]
     [2, 2, 2]
-    >>> cut_batch(({"ids": torch.tensor([3, 4])},), 2)
-    [{'ids': tensor([3])}, {'ids': tensor([4])}]
+    >>> cut_batch(({"ids": torch.tensor([3, 4, 5, 6])},), 4)
+    [{'ids': tensor([3, 4])}, {'ids': tensor([5, 6])}]
     """
     if len(batch) == 1 and isinstance(batch[0], Mapping):
         names = list(batch[0])
@@ -47,5 +48,6 @@ def _cut(batch: tuple[Any, ...], most_blocks: int) -> list[tuple[torch.Tensor, .
         sizes = ", ".join(str(len(part)) for part in batch)
         raise ValueError(f"blocks() needs tensors of one length (they have {sizes})")
     samples = len(batch[0])
-    blocks = next(count for count in range(min(most_blocks, samples), 0, -1) if samples % count == 0)
+    most = max(1, min(most_blocks, samples // 2))
+    blocks = next(count for count in range(most, 0, -1) if samples % count == 0)
     return list(zip(*(tensor.chunk(blocks) for tensor in batch), strict=True))

@@ -24,6 +24,7 @@ class FlatModel:
         if kinds not in ({torch.float32}, {torch.float64}):
             found = ", ".join(sorted(str(kind) for kind in kinds))
             raise ValueError(f"parameters must all be float32, or all float64 (found {found}); convert the model first")
+        refuse_buffers(module, parameters[0].dtype)
         self.module = module
         self.parameters = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
         self.gradient = torch.zeros_like(self.parameters) if trained else self.parameters.new_zeros(0)
@@ -95,3 +96,27 @@ class FlatModel:
             part = buffers[offset : offset + buffer.numel()].view_as(buffer)
             buffer.copy_(part if buffer.is_floating_point() else part.round())
             offset += buffer.numel()
+
+
+def refuse_buffers(module: nn.Module, kind: torch.dtype) -> None:
+    """Refuse buffers whose numbers a vector of this type would round.
+
+    >>> refuse_buffers(nn.BatchNorm1d(2).double(), torch.float32)
+    Traceback (most recent call last):
+    ValueError: buffer running_mean is float64, and buffers travel in the type of the parameters, float32: call ...
+    """
+    most = round(2 / torch.finfo(kind).eps)
+    name_of_kind = str(kind).removeprefix("torch.")
+    for name, buffer in module.named_buffers():
+        if torch.promote_types(buffer.dtype, kind) is not kind:
+            raise ValueError(
+                f"buffer {name} is {str(buffer.dtype).removeprefix('torch.')}, and buffers travel in the type of the "
+                f"parameters, {name_of_kind}: call .to(torch.{name_of_kind}) on it before, or leave it out of the "
+                "buffers (a plain attribute)"
+            )
+        if not buffer.is_floating_point() and buffer.numel() and max(int(buffer.max()), -int(buffer.min())) > most:
+            raise ValueError(
+                f"buffer {name} has whole numbers beyond {most:,}, which {name_of_kind} has no exact numbers for, and "
+                "buffers travel in it: set a counter to 0 (num_batches_tracked.zero_()), or leave it out of the "
+                "buffers (a plain attribute)"
+            )

@@ -28,6 +28,7 @@ def misused():
             lambda: paceline.HPSGD(model, optimizer, codec="qsgd", plan="gather" if rank == 2 else "auto")
         ),
         "float64": error_of(lambda: paceline.HPSGD(*doubles(), codec="qsgd")),
+        "float64 buffers": error_of(lambda: paceline.HPSGD(*doubles_in_buffers(), codec="qsgd")),
         "one refuses": error_of(lambda: paceline.HPSGD(mlp() if rank == 1 else model, optimizer)),
         "silence": error_of(lambda: paceline.HPSGD(model, optimizer, silence_seconds=0)),
         "period": error_of(lambda: paceline.LocalSGD(model, optimizer, period=0)),
@@ -80,6 +81,12 @@ def frozen():
 
 def doubles():
     model = mlp(dtype=torch.float64)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def doubles_in_buffers():
+    model = mlp(norm=True)
+    model[1].running_mean = model[1].running_mean.double()
     return model, torch.optim.SGD(model.parameters(), lr=0.1)
 
 

@@ -66,6 +66,10 @@ def alone(steps):
     return apart
 
 
+def scale_up(model, *_):
+    model.scale.fill_(1.0 + 2.0**-30)
+
+
 def kinds(member, steps):
     """Models of every kind: how they end, and whether all ranks end alike (by their digests)."""
     rank, found = dist.get_rank(), {}
@@ -79,7 +83,10 @@ def kinds(member, steps):
         "float64": mlp(dtype=torch.float64),
         "tied": tied,
         "frozen": mlp(),
+        "float64 buffer": mlp(),
     }
+    models["float64 buffer"].register_buffer("scale", torch.ones(1, dtype=torch.float64))
+    models["float64 buffer"].register_forward_hook(scale_up)
     models["frozen"][0].requires_grad_(False)
     for name, model in models.items():
         dtype = next(model.parameters()).dtype
@@ -93,6 +100,7 @@ def kinds(member, steps):
     found["norm"]["batches"] = int(models["norm"][1].num_batches_tracked)
     found["norm"]["variance"] = float(models["norm"][1].running_var.min())
     found["counted"] = counted - rank
+    found["float64 buffer"]["scale"] = float(models["float64 buffer"].scale)
     return found
 
 

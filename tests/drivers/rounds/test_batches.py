@@ -75,11 +75,25 @@ def test_blocks_are_equal_in_order_and_not_too_many(samples, most):
     assert len({len(x) for x, y in blocks} | {len(y) for x, y in blocks}) == 1
     assert torch.equal(torch.cat([x for x, _ in blocks]), inputs)
     assert torch.equal(torch.cat([y for _, y in blocks]), targets)
-    if samples % min(samples, most) == 0:
-        assert len(blocks) == min(samples, most)
+    size = len(blocks[0][0])
+    assert size > 1 or samples == 1, "BatchNorm refuses a block of one sample"
+    for fewer in range(2, size):  # blocks that are smaller would be too many, or not equal
+        assert samples % fewer or samples // fewer > most
 
 
-@pytest.mark.parametrize(("samples", "sizes"), [(32, [8] * 4), (30, [10] * 3), (31, [31]), (3, [1] * 3)])
+@given(st.integers(2, 12), st.integers(1, 12))
+def test_blocks_of_a_small_batch_pass_a_batch_norm_and_their_mean_is_the_batch_s(samples, most):
+    """As `blocks` adds them up: the sum of the blocks' means, divided by all blocks."""
+    torch.nn.BatchNorm1d(3)(cut_batch((torch.rand(samples, 3),), most)[0])
+    inputs = torch.arange(2.0 * samples).view(samples, 2)
+    blocks = cut_batch((inputs,), most)
+    torch.testing.assert_close(sum(block.mean(0) for block in blocks) / len(blocks), inputs.mean(0))
+
+
+@pytest.mark.parametrize(
+    ("samples", "sizes"),
+    [(32, [8] * 4), (30, [10] * 3), (31, [31]), (4, [2] * 2), (3, [3]), (2, [2]), (1, [1])],
+)
 def test_a_batch_that_does_not_divide_comes_in_fewer_blocks(samples, sizes):
     assert [len(block) for block in cut_batch((torch.zeros(samples),), 4)] == sizes
 

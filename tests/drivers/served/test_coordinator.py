@@ -242,6 +242,18 @@ def test_a_worker_may_answer_however_many_models_it_was_sent_since(strategy, rou
     assert not [record for record in table.records if isinstance(record, Refused)]
 
 
+@pytest.mark.parametrize("answers", [[], [0], [0, 150]])
+def test_a_worker_may_answer_each_version_behind_its_last_answer_up_to_the_last_that_it_was_sent(answers):
+    """Also one that is neither among the first nor among the last: its way may take longer than many rounds."""
+    table = Table(LGC(k=1), wait_for=2)
+    list(table.play([("join", 0), ("join", 1), *(300 * [("deliver", 0, 4)])]))
+    slow = table.coordinator.members[1]
+    for version in answers:
+        table.deliver(1, version)
+    first = answers[-1] + 1 if answers else 0
+    assert [version for version in range(-1, 310) if slow.may_answer(version)] == list(range(first, 301))
+
+
 def test_what_is_remembered_of_a_worker_does_not_grow_with_the_models_that_it_was_sent():
     table = Table(LGC(k=1), wait_for=2)
     list(table.play([("join", 0), ("join", 1), *(300 * [("deliver", 0, 4)])]))

@@ -21,6 +21,7 @@ from tests.drivers.served.test_coordinator_replayed import RealTable, worked_on
 
 POLICIES = [
     PruningSettings(name="fine-pruning", window=50, starting_point=0, block=1, count=1),
+    PruningSettings(name="fine-pruning", window=50, starting_point=0, block=1, count=1, protect="classes"),
     PruningSettings(name="info-batch", delta=1.0),
 ]
 EVERYBODY = [("join", worker) for worker in range(SHARDS)]

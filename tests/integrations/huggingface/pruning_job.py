@@ -154,6 +154,38 @@ def normalised(samples, epochs, policy):
     return {"sizes": trainer.model.sizes, "rate_after": rate, "epoch": part.sampler.epoch}
 
 
+class Labelled(list):
+    """Samples with their classes as a list, as torchvision's data sets have them: 8 of 48 are of the rare one."""
+
+    targets = (0,) * 40 + (1,) * 8
+
+
+def protected(**policy):
+    """Train on a rare class that is hard; return how often each class sat out, and in which epochs anybody does."""
+    data = Labelled({"x": torch.ones(4), "labels": torch.tensor(float(kind))} for kind in Labelled.targets)
+    trainer = Trainer(Normalised(), make_args(num_train_epochs=9), train_dataset=data)
+    losses = lambda outputs, inputs: 0 * outputs["logits"] + 1 + 9 * inputs["labels"]  # noqa: E731
+    part = prune(trainer, "fine-pruning", losses=losses, starting_point=1, block=1, count=1, prune=0.25, **policy)
+    trainer.train()
+    times = np.array(part.sampler.times_pruned)
+    sat_out = [int(times[:40].sum()), int(times[40:].sum())]
+    return {"sat_out": sat_out, "epochs": list(part.sampler.plan().pruned_epochs)}
+
+
+def sampler_in_epochs():
+    """Train by hand on the loader that Trainer hands out, in a loop that was written for a DistributedSampler."""
+    trainer = Trainer(Normalised(), make_args(), train_dataset=[{"x": torch.ones(4), "labels": torch.ones(())}] * 48)
+    part = prune(trainer, losses=lambda outputs, inputs: outputs["logits"])
+    loader, met = trainer.get_train_dataloader(), []
+    for epoch in range(2):
+        loader.sampler.set_epoch(epoch)
+        met.append(0)
+        for batch in loader:
+            met[-1] += len(batch["labels"])
+            loader.batch_sampler.observe(batch["labels"])
+    return {"met": met, "epoch": loader.batch_sampler.epoch, "other": part.sampler.epoch}
+
+
 def rotate(folder, **settings):
     """Save three checkpoints and keep one; rank 1 writes late, and the last one not at all.
 

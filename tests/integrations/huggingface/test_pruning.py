@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+import paceline
 from tests.integrations.ranks import launch
 
 JOB = "tests.integrations.huggingface.pruning_job"
@@ -130,6 +131,33 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(tmp_path):
             assert cut[0]["bits"] != other["bits"], name
         middle.append(stopped not in whole[0]["ends"])
     assert middle == [True, True, False]
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_windows_begin_where_they_are_given_and_a_protected_class_loses_its_share(world):
+    """Of 48 samples 12 sit out; 8 of the 48 are of a rare class and hard: their share would be 2."""
+    windows = {"window_at": [3, 6]}
+    hard, protected, other = run(
+        ["protected", windows],
+        ["protected", windows | {"protect": "classes"}],
+        ["protected", {"window": 60, "protect": "classes"}],
+        world=world,
+    )
+    plan = paceline.FinePruning(
+        48, batch_size=8, window_at=[3, 6], starting_point=1, block=1, count=1, prune=0.25
+    ).plan(9)
+    for rank in range(world):
+        assert tuple(hard[rank]["epochs"]) == tuple(protected[rank]["epochs"]) == plan.pruned_epochs
+        pruned = len(plan.pruned_epochs)
+        assert len(other[rank]["epochs"]) != pruned
+        assert sum(hard[rank]["sat_out"]) == 12 * pruned
+        assert hard[rank]["sat_out"][1] > 3 * pruned
+        assert protected[rank]["sat_out"] == [10 * pruned, 2 * pruned]
+
+
+def test_a_loop_that_tells_a_distributed_sampler_of_epochs_takes_the_loader_that_trainer_hands_out():
+    (answers,) = run(["sampler_in_epochs", {}], world=1)
+    assert answers[0] == {"met": [48, 48], "epoch": 3, "other": 1}
 
 
 def test_max_steps_is_the_number_of_steps():

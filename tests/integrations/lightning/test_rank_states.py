@@ -58,3 +58,4 @@ def test_a_rank_that_does_not_come_is_not_waited_for_without_end():
     assert found[2] is None
     assert found[0][0] == found[1][0] == "RankGoneError"
     assert "every rank must call trainer.save_checkpoint" in found[0][1]
+    assert all("waited 3 s for rank 2 to save the states" in found[rank][1] for rank in (0, 1))

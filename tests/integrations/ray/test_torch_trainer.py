@@ -32,5 +32,6 @@ def test_the_loops_of_the_page(cluster):
         assert "paceline.ray.prepare_data_loader" in seen["observe"]
         assert "BatchSampler" in seen["refused"]
         assert "add_dist_sampler=False" in seen["refused"]
+        assert seen["kept"] == [True, 8]
         assert seen["plain"] == ["DistributedSampler", 8]
         assert "figures of one name (epoch)" in seen["twice"]

@@ -69,6 +69,9 @@ def traps(dataset):
     except paceline.ray.DataLoaderError as error:
         found["refused"] = str(error)
     plain = paceline.ray.prepare_data_loader(DataLoader(dataset, batch_size=32, shuffle=True))
+    kept = paceline.ray.prepare_data_loader(DataLoader(dataset, batch_sampler=pruning))
+    kept.sampler.set_epoch(0)  # as scripts do with a DistributedSampler
+    found["kept"] = [kept.batch_sampler is pruning, len(kept)]
     found["plain"] = [type(plain.sampler).__name__, len(plain)]
     try:
         paceline.ray.report({}, pruning, pruning)

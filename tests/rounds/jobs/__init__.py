@@ -1,11 +1,12 @@
 """What the ranks of the tests of rounds can be told to do. What a job returns goes through JSON."""
 
-from tests.rounds.jobs.checkpoints import resumed, wrong_states
+from tests.rounds.jobs.checkpoints import refused_states, resumed, wrong_states
 from tests.rounds.jobs.epochs import broken_off, epochs, goes_on_within_an_epoch, second_loader
 from tests.rounds.jobs.faults import (
     beyond_the_codec,
     does_not_deliver,
     drifts,
+    failing_twice,
     fails_first,
     fails_in_the_constructor,
     flushes_outside_of_epochs,
@@ -18,7 +19,7 @@ from tests.rounds.jobs.faults import (
 from tests.rounds.jobs.misuse import clips, misused, misused_loops, sets_rates, steps_scheduler_too
 from tests.rounds.jobs.shares import by_speed, like_one_process, refused_shares, taken, weights
 from tests.rounds.jobs.times import apart, watched
-from tests.rounds.jobs.training import alike, like_plain, schedules, some_close_first
+from tests.rounds.jobs.training import alike, counts_in_doubles, like_plain, schedules, some_close_first
 
 __all__ = [
     "alike",
@@ -27,9 +28,11 @@ __all__ = [
     "broken_off",
     "by_speed",
     "clips",
+    "counts_in_doubles",
     "does_not_deliver",
     "drifts",
     "epochs",
+    "failing_twice",
     "fails_first",
     "fails_in_the_constructor",
     "flushes_outside_of_epochs",
@@ -43,6 +46,7 @@ __all__ = [
     "overflows",
     "raises",
     "refused_shares",
+    "refused_states",
     "resumed",
     "schedules",
     "second_loader",

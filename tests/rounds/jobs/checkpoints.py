@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import time
 from functools import partial
@@ -11,6 +12,7 @@ import torch.distributed as dist
 
 from paceline.strategies import LGC
 from tests.rounds.jobs.common import batch, compute, digest, error_of, setup, tally
+from tests.rounds.jobs.shares import SHARES
 
 LATE = 2  # the rank whose every gradient is late
 TIMES = iter(range(10**6))
@@ -99,6 +101,78 @@ def wrong_states():
         found["other k"] = error_of(lambda: sync.load_state_dict(states[-1]))
     found["last release"] = last_release(model, states[-1])
     return found
+
+
+DAMAGES = {
+    "about": {"about": None},
+    "model": {"fingerprint": 7},
+    "version": {"version": -1},
+    "draws": {"draws": "four"},
+    "seconds": {"seconds": float("nan")},
+    "assigned": {"assigned": [[0]]},
+    "plan": {"plan": "ring"},
+    "codec": {"codec": {"residual": torch.ones(3)}},
+    "codec's flags": {"codec": {"used": torch.ones(1, dtype=torch.bool)}},
+    "samplers": {"samplers": [{"epoch": 0, "taken": 0, "samples": 9, "open": []}]},
+    "loader": {"loader": {"rounds_left": -1}},
+    "outcomes": {"outcomes": {"used": 1, "late": 0, "dropped": {"late": -1}}},
+    "gradients": {"gradients": {"kept": {"3": torch.ones(2)}, "before": []}},
+    "gradient before": {"gradients": {"kept": {}, "before": [3, 0.5]}},
+    "decider": {"decider": {"strategy": {"version": "four"}, "undelivered": []}},
+    "decider's round": {"decider": None},
+}
+LACKING = ("about", "version", "draws", "seconds", "gradients", "decider", "outcomes", "fingerprint")
+
+
+def refused_states():
+    """What each damage of a state is called, and whether the rounds are then as they were; they go on as if nothing."""
+
+    def made(seed):
+        model, optimizer, sync = setup("lgc", k=2, seed=seed, norm=True, codec="one-bit", shares=SHARES)
+        sync.sampler(16)
+        return model, optimizer, sync
+
+    def all_of(sync):
+        state, deciding = sync._take_state(), sync._loop.deciding
+        del state["fingerprint"]  # of the model as it is
+        return repr([state, sync.strategy, sync._model._agreed, sync._loader_state, sync._sampler_states, sync._met,
+                     sync._loop.exchange.next_version, deciding and deciding.decider.state_dict()])  # fmt: skip
+
+    model, optimizer, sync = made(3)
+    states, weights = [], []
+    with sync:
+        for _ in range(2):
+            for number in range(2):
+                compute(sync, model, *batch(sync.draws + number, dist.get_rank(), sync.samples))
+                sync.step()
+            states.append(saved(sync.state_dict()))
+            weights.append((copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())))
+    (first, second), found = states, {}
+    text = second["about"]["strategy"].replace("'samples'", "False")  # another than the one in use, which goes with it
+    old = {**second, "about": {**second["about"], "strategy": text}}
+    damaged = {name: {**old, **damage} for name, damage in DAMAGES.items()}
+    damaged["decider's round"]["decider"] = first["decider"]
+    damaged |= {f"no {name}": {key: old[key] for key in old if key != name} for name in LACKING}
+    model, optimizer, sync = made(4)
+    model.load_state_dict(weights[0][0])
+    sync.load_state_dict(first)
+    before = all_of(sync)
+    with sync:
+        for name, state in damaged.items():
+            model.load_state_dict(weights[1][0])
+            error = error_of(lambda state=state: sync.load_state_dict(state))
+            found[name] = [error, all_of(sync) == before]
+            if error is None:  # what the deciding rank alone refuses
+                model.load_state_dict(weights[0][0])
+                sync.load_state_dict(first)
+                assert all_of(sync) == before
+        model.load_state_dict(weights[1][0])
+        optimizer.load_state_dict(weights[1][1])
+        sync.load_state_dict(second)
+        for number in range(2):
+            compute(sync, model, *batch(number, dist.get_rank(), sync.samples))
+            sync.step()
+    return {"found": found, "digest": digest(model, optimizer)}
 
 
 def last_release(model, state):

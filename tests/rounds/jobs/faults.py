@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from pathlib import Path
@@ -12,7 +13,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 import paceline
+from paceline.drivers.ranks import heartbeats
+from paceline.drivers.rounds import exchange, loop, synchronizer
 from tests.averaging.jobs.faults import tell_the_one_who_waits, wait_for_the_others
+from tests.ddp.jobs import Injection, fails_once
 from tests.rounds.jobs.common import OPTIMIZERS, batch, compute, digest, error_of, network, setup, tally
 
 
@@ -229,3 +233,36 @@ def fails_in_the_constructor(culprit, kind):
         said = error_of(run)
     left = [each.name for each in threading.enumerate() if each.name.startswith("paceline")]
     return [said, time.monotonic() - began, left]
+
+
+def failing_twice(culprit):
+    """Run by run, until no call is left to fail: one rank has no memory for a sum, and a call fails in what follows.
+
+    Return for each: what was failed, and what this rank says.
+    """
+    heartbeats.INTERVAL_SECONDS, loop.JOIN_SECONDS, loop.LINGER_SECONDS = 0.02, 0.5, 0.5
+    found, failed, ours, begin = [], set(), dist.get_rank() == culprit, exchange.start
+    while True:
+        injection = Injection(failed, (exchange, synchronizer))
+
+        def run(injection=injection):
+            model, _, sync = setup("full")
+            with sync:
+                for number in range(5):
+                    compute(sync, model, *batch(number, dist.get_rank()))
+                    if ours and number == 3:
+                        exchange.start = fails_once(injection, MemoryError("no memory"), begin)
+                    sync.step()
+
+        if ours:
+            threading.setprofile(injection)
+            sys.setprofile(injection)
+        said = error_of(run)
+        injection.armed, exchange.start = False, begin
+        sys.setprofile(None)
+        threading.setprofile(None)
+        found.append([injection.hit, said])
+        more = torch.tensor([float(bool(injection.hit))])
+        dist.all_reduce(more)
+        if not more:
+            return found

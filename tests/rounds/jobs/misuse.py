@@ -25,7 +25,8 @@ def misused():
 
     wrapped = DistributedDataParallel(network())
     synced = nn.SyncBatchNorm.convert_sync_batchnorm(network(norm=True))
-    doubled = network().double()
+    doubled, precise = network().double(), network(norm=True)
+    precise[1].running_mean = precise[1].running_mean.double()
     found = {
         "ddp": lgc(wrapped, torch.optim.SGD(wrapped.parameters(), lr=0.1)),
         "ddp on one": lgc(wrapped if one else model),
@@ -36,6 +37,7 @@ def misused():
         "plan": lgc(codec="qsgd", plan="all-reduce"),
         "unlike plans": lgc(codec="qsgd", plan="gather" if one else "auto"),
         "double": lgc(doubled, torch.optim.SGD(doubled.parameters(), lr=0.1), codec="one-bit"),
+        "double buffers": lgc(precise, torch.optim.SGD(precise.parameters(), lr=0.1), codec="one-bit"),
         "k": lgc(k=0),
         "k of words": lgc(k="most"),
         "k on one": lgc(k=-1 if one else 2),
@@ -201,7 +203,7 @@ def sets_rates(kind, where, rounds=8):
                 if where == "flush":
                     set_rate(sync)
 
-    return {"said": error_of(run), "last": versions[-1], "digest": digest(model, optimizer)}
+    return {"said": error_of(run), "last": max(versions, default=0), "digest": digest(model, optimizer)}
 
 
 def clips(where):

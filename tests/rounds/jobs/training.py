@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.rounds.jobs.common import OPTIMIZERS, batch, compute, digest, network, setup, tally
+from tests.rounds.jobs.common import KINDS, LIMITS, OPTIMIZERS, batch, compute, digest, network, setup, tally
 
 
 def alike(kind, optimizer, rounds, norm=True, **settings):
@@ -32,6 +32,24 @@ def alike(kind, optimizer, rounds, norm=True, **settings):
         sync.flush()
         found.append(digest(model, made))
     return {"begun": begun, "found": found, **tally(sync)}
+
+
+def add_a_third(model, *_):
+    model.thirds += 1 / 3
+
+
+def counts_in_doubles(kind, rounds, **settings):
+    """A buffer in float64 beside float32 parameters, to which each batch adds a third: what it comes to."""
+    model, _, sync = setup(kind, **settings)
+    sync.close()
+    model.register_buffer("thirds", torch.zeros(1, dtype=torch.float64))
+    model.register_forward_hook(add_a_third)
+    made = OPTIMIZERS["sgd"](model.parameters())
+    with KINDS[kind](model, made, **LIMITS, **settings) as sync:
+        for number in range(rounds):
+            compute(sync, model, *batch(number, dist.get_rank()))
+            sync.step()
+    return {"thirds": float(model.thirds), "digest": digest(model, made)}
 
 
 def like_plain(kind, rounds, optimizer="sgd", norm=False, clip=None, samples=12, **settings):

@@ -23,12 +23,13 @@ import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from paceline.lookup import unknown
 from paceline.settings import Checked, SettingError, refuse_settings_of_others, setting
 
 if TYPE_CHECKING:
+    from paceline.data.pruning.groups import Groups
     from paceline.data.pruning.policy import Policy
 
 NONE = "none"
@@ -66,7 +67,17 @@ PRUNINGS = MappingProxyType(
         "fine-pruning": PruningEntry(
             description="those often above their batch's mean loss sit some epochs out",
             location="paceline.data.pruning.fine_pruning:make_fine_policy",
-            settings=("window", "starting_point", "attenuation", "block", "count", "prune", "tolerance", "window_at"),
+            settings=(
+                "window",
+                "starting_point",
+                "attenuation",
+                "block",
+                "count",
+                "prune",
+                "tolerance",
+                "window_at",
+                "protect",
+            ),
         ),
         "info-batch": PruningEntry(
             description="some of those below the mean loss sit out, the others of them weigh more",
@@ -121,6 +132,11 @@ class PruningSettings(Checked):
         least=0,
         most=1e6,
     )
+    protect: Literal["classes"] | None = setting(
+        None,
+        "fine-pruning: the same share of each class of a shard sits out (classes); none: those with the highest counts",
+        choices=lambda: ("classes",),
+    )
     ratio: float = setting(
         0.5, "info-batch: share of the samples below the mean loss that sits out, below 1", least=0, most=1
     )
@@ -152,8 +168,8 @@ def window_refusal(window: int, window_at: Sequence[int]) -> str:
     return f"give window or window_at, not both (window={window}, window_at={list(window_at)})"
 
 
-def make_policy(settings: PruningSettings, samples: int, *, seed: int) -> Policy:
-    """Return the policy that the settings name, over so many samples.
+def make_policy(settings: PruningSettings, samples: int, *, seed: int, protected: Groups | None = None) -> Policy:
+    """Return the policy that the settings name, over so many samples; `protected` are their classes, for `protect`.
 
     >>> make_policy(PruningSettings(name="fine-pruning", prune=0.5), 10, seed=0).prune_num
     5
@@ -162,7 +178,8 @@ def make_policy(settings: PruningSettings, samples: int, *, seed: int) -> Policy
         raise unknown("pruning", settings.name, PRUNINGS)
     entry = PRUNINGS[settings.name]
     module, _, function = entry.location.partition(":")
-    made: Policy = getattr(importlib.import_module(module), function)(
-        samples, seed=seed, **{name: getattr(settings, name) for name in entry.settings}
-    )
+    values = {name: getattr(settings, name) for name in entry.settings if name != "protect"}
+    if protected is not None:
+        values["protected"] = protected
+    made: Policy = getattr(importlib.import_module(module), function)(samples, seed=seed, **values)
     return made

@@ -364,13 +364,15 @@ def _batch_chunks(ends: Indices) -> list[tuple[slice, Indices]]:
     return parts
 
 
-def make_fine_policy(samples: int, *, tolerance: float, seed: int, **schedule: Any) -> FinePolicy:
-    """Return a policy from plain settings: those of the schedule, and the tolerance.
+def make_fine_policy(
+    samples: int, *, tolerance: float, seed: int, protected: Groups | None = None, **schedule: Any
+) -> FinePolicy:
+    """Return a policy from plain settings: those of the schedule, the tolerance, and protected groups.
 
     >>> make_fine_policy(10, tolerance=0.0, seed=0, prune=0.2).prune_num
     2
     """
-    return FinePolicy(samples, FineSchedule(**schedule), tolerance=tolerance, seed=seed)
+    return FinePolicy(samples, FineSchedule(**schedule), tolerance=tolerance, seed=seed, protected=protected)
 
 
 # -- the paper's formulas ----------------------------------------------------------------------------------------------

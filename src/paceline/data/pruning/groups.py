@@ -12,7 +12,6 @@ A small group may lose twice its share by chance; what is warned of is also four
 
 from __future__ import annotations
 
-import warnings
 import zlib
 from collections.abc import Callable, Hashable
 from typing import Any, ClassVar
@@ -20,7 +19,10 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.data.pruning.policy import Indices
+
 CLASSES = "classes"
+OF_CLASSES = 'protect="classes"'
 TAIL = 0.1  # the lowest and the highest tenth of a target
 FEW_VALUES = 20  # of floating-point targets that are classes all the same
 TIMES_ITS_SHARE, DEVIATIONS = 2.0, 4.0
@@ -39,9 +41,8 @@ class Groups:
     MOST_NAMED: ClassVar[int] = 3
 
     def __init__(self, numbers: NDArray[np.intp], names: tuple[str, ...], remedy: str) -> None:
-        self.numbers, self.names = numbers, names
+        self.numbers, self.names, self.remedy = numbers, names, remedy
         self._sizes = np.bincount(numbers, minlength=len(names))
-        self._remedy, self._warned = remedy, False
 
     @classmethod
     def of_targets(cls, targets: NDArray[Any]) -> Groups:
@@ -52,7 +53,7 @@ class Groups:
             names = (f"the targets below {low:.4g}", "the other targets", f"the targets above {high:.4g}")
             return cls(numbers, names, "protect=..., a function that says which group a sample is in by its number,")
         kinds, numbers = np.unique(targets, return_inverse=True)
-        return cls(numbers, tuple(f"class {kind}" for kind in kinds), 'protect="classes"')
+        return cls(numbers, tuple(f"class {kind}" for kind in kinds), OF_CLASSES)
 
     @classmethod
     def by(cls, group_of: GroupOf, samples: int) -> Groups:
@@ -64,6 +65,14 @@ class Groups:
         known: dict[Hashable, int] = {}
         numbers = np.fromiter((known.setdefault(group_of(sample), len(known)) for sample in range(samples)), np.intp)
         return cls(numbers, tuple(f"group {name}" for name in known), "")
+
+    def within(self, samples: Indices) -> Groups:
+        """Return the groups of some of the samples, by their positions among these.
+
+        >>> Groups.of_targets(np.array([0, 0, 1, 1])).within(np.array([3, 0])).numbers
+        array([1, 0])
+        """
+        return Groups(self.numbers[samples], self.names, self.remedy)
 
     @property
     def digest(self) -> str:
@@ -81,24 +90,26 @@ class Groups:
         quotas[np.argsort(-self._sizes, kind="stable")[:rest]] += 1
         return quotas
 
-    def warn_of_unequal_shares(self, keep: NDArray[np.bool_], stacklevel: int) -> None:
-        """Warn, once, where a group loses more than twice its share in an epoch in which `keep` takes part."""
+    def unequal_shares(self, keep: NDArray[np.bool_]) -> str:
+        """Return which groups lose more than twice their share in an epoch in which `keep` takes part; "" if none.
+
+        >>> groups = Groups.of_targets(np.repeat([0, 1], [900, 100]))
+        >>> groups.unequal_shares(np.repeat([True, False], [900, 100]))
+        'fine-pruning lets 100 of 100 of class 1 sit out, and 10% of all samples: it takes those with high losses, ...'
+        """
         lost = np.bincount(self.numbers[~keep], minlength=len(self.names))
         share = 1 - np.count_nonzero(keep) / len(keep)
         fair = self._sizes * share
         unfair = (lost > TIMES_ITS_SHARE * fair) & (lost - fair > DEVIATIONS * np.sqrt(fair * (1 - share)))
-        if self._warned or not unfair.any():
-            return
-        self._warned = True
+        if not unfair.any():
+            return ""
         worst = np.flatnonzero(unfair)
         worst = worst[np.argsort(-lost[worst] / self._sizes[worst], kind="stable")]
         named = [f"{lost[i]:,} of {self._sizes[i]:,} of {self.names[i]}" for i in worst[: self.MOST_NAMED]]
         more = f", and of {len(worst) - len(named)} more" if len(worst) > len(named) else ""
-        warnings.warn(
+        return (
             f"fine-pruning lets {', '.join(named)}{more} sit out, and {share:.0%} of all samples: it takes those with "
-            f"high losses, which are the rare cases here. {self._remedy} takes the same share of each group; InfoBatch "
-            "leaves out low losses instead",
-            stacklevel=stacklevel + 1,
+            "high losses, the rare or the hard ones"
         )
 
 

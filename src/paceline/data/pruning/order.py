@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from paceline.data.batches import check_shard
 from paceline.data.pruning import PruningSettings, make_policy
 from paceline.data.pruning.epoch import with_tensors
+from paceline.data.pruning.groups import Groups
 from paceline.data.pruning.policy import Decision, saved_array, whole_number
 from paceline.randomness import seed_for, torch_generator
 
@@ -45,7 +46,8 @@ class PrunedOrder:
     """Endless batches of a shard for one worker; `judge` takes the losses of each.
 
     `draws` is how many batches the worker is expected to draw in the whole run, for policies that ask how far it is;
-    where `passes` says after how many of them the run ends, they say how far it is.
+    where `passes` says after how many of them the run ends, they say how far it is. `groups` are those of the shard's
+    samples: what is protected, or else what `unequal` tells of.
 
     >>> settings = PruningSettings(name="info-batch", ratio=0.5)
     >>> order = PrunedOrder(torch.arange(10, 16), 3, settings, seed=0, worker=0, draws=100)
@@ -67,13 +69,21 @@ class PrunedOrder:
         draws: int,
         first_draw: int = 0,
         passes: int | None = None,
+        groups: Groups | None = None,
     ) -> None:
         check_shard(shard, batch_size=batch_size, worker=worker)
         for name, value, least in (("draws", draws, 1), ("first_draw", first_draw, 0)):
             if value < least:
                 raise ValueError(f"{name} must be at least {least} ({name}={value})")
         self._shard, self._batch_size, self._seed, self._worker, self._draws = shard, batch_size, seed, worker, draws
-        self.policy = make_policy(settings, len(shard), seed=seed_for(seed, "pruning", worker))
+        self.policy = make_policy(
+            settings,
+            len(shard),
+            seed=seed_for(seed, "pruning", worker),
+            protected=groups if settings.protect is not None else None,
+        )
+        self._groups = groups if settings.protect is None else None
+        self.unequal = ""  # which groups have lost more than twice their share, since that was first so
         self.draw, self._passes = first_draw, passes
         self.whole_passes = self.sat_out = 0
         self._number = first_draw * batch_size // len(shard)  # of the pass
@@ -118,7 +128,10 @@ class PrunedOrder:
         if self._pass is None:
             done = self.draw / self._draws if self._passes is None else self._number / self._passes
             self._decision = self.policy.decide(self._number + 1, min(1.0, done))
-            self._pass, self._position = self._kept(self._number, self._decision.keep), 0
+            keep = self._decision.keep
+            if self._groups is not None and keep is not None and not self.unequal:
+                self.unequal = self._groups.unequal_shares(keep)
+            self._pass, self._position = self._kept(self._number, keep), 0
         return self._pass
 
     def _kept(self, number: int, keep: NDArray[np.bool_] | None) -> torch.Tensor:

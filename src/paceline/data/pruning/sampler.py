@@ -234,8 +234,16 @@ class PrunedBatches(Sampler[list[int]]):
             )
         if self._losses is None:
             self._losses = EpochLosses(prepared.order)
-        if self._groups is not None and prepared.keep is not None and prepared.layout.rank == 0:
-            self._groups.warn_of_unequal_shares(prepared.keep, stacklevel=4)
+        groups, keep = self._groups, prepared.keep
+        if (
+            groups is not None
+            and keep is not None
+            and prepared.layout.rank == 0
+            and (found := groups.unequal_shares(keep))
+        ):
+            remedy = f"{groups.remedy} takes the same share of each group; InfoBatch leaves out low losses instead"
+            warnings.warn(f"{found}. {remedy}", stacklevel=4)
+            self._groups = None  # it is said once
         whole = self._policy.population if self._base is None else self._base.population
         self._share_sitting_out = max(0.0, 1 - len(prepared.order) / whole) if whole else 0.0
         self._pass = OutstandingBatches(batches=prepared.steps, first=self._resume_at)

@@ -32,6 +32,7 @@ from paceline.training.replica import (
     Replica,
     check_codec,
     make_replica,
+    message_dtype,
     runs_kernels,
 )
 
@@ -105,8 +106,8 @@ def prepare(
     if optimizer in IN_USE:
         raise ValueError("this optimizer has an averaging or rounds already; close() that one first")
     # Let kernels be loaded or compiled now: in the first average everybody would wait for it.
-    try_codec(found, plan, tracked.parameters)
-    if not prepared.gradients and runs_kernels(tracked.parameters):
+    try_codec(found, plan, tracked.parameters, tracked.buffers)
+    if not prepared.gradients and runs_kernels(tracked.parameters, message_dtype(tracked.parameters, tracked.buffers)):
         from paceline.training.window_kernels import load_kernels
 
         load_kernels()

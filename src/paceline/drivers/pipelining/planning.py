@@ -27,7 +27,7 @@ from torch import nn
 
 from paceline.distributed import RankGoneError, first_line
 from paceline.distributed.groups import close_group, make_group, shared_group
-from paceline.distributed.stores import StoreGather
+from paceline.distributed.stores import StoreGather, meet_ranks
 from paceline.drivers.ranks.launch import place_in
 from paceline.drivers.ranks.rendezvous import joined
 from paceline.pipeline import PipelineError
@@ -113,12 +113,12 @@ def _shared(
     if len(ranks) == 1:
         return measured()
     first, some = ranks[0], len(ranks) < dist.get_world_size()
-    with _waiting(timeout_seconds, first):
-        group = (
-            shared_group([ranks], ranks, "gloo", timeout_seconds, purpose="planning", local=True)
-            if some
-            else make_group(ranks, "gloo", timeout_seconds)
-        )
+    meet_ranks(ranks, "plan a pipeline", purpose="planning", timeout_seconds=timeout_seconds)
+    group = (
+        shared_group([ranks], ranks, "gloo", timeout_seconds, purpose="planning", local=True)
+        if some
+        else make_group(ranks, "gloo", timeout_seconds)
+    )
     if group is None:
         raise PipelineError(f"rank {dist.get_rank()} is not in process_group (ranks={ranks})")
     profile, refusal = None, None

@@ -25,8 +25,6 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-import weakref
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -46,7 +44,7 @@ from paceline.distributed.agreement import (
 )
 from paceline.distributed.collectives import start_gather
 from paceline.distributed.groups import forget_groups, shared_group
-from paceline.distributed.stores import StoreGather, private_store
+from paceline.distributed.stores import meet_ranks, private_store
 from paceline.drivers.ranks.launch import place_in
 from paceline.drivers.ranks.rendezvous import joined
 from paceline.pipeline import PipelineError
@@ -62,8 +60,6 @@ HOW_TO_START = (
     "`torchrun --nproc-per-node {stages} script.py`"
 )
 Result = TypeVar("Result")
-
-_NUMBERS: weakref.WeakKeyDictionary[Any, Counter[tuple[int, ...]]] = weakref.WeakKeyDictionary()  # of pipelines
 
 
 class PipelineRanks:
@@ -92,7 +88,7 @@ class PipelineRanks:
         try:
             store = self._meet()
             # A wait in it ends with our error, which names a rank, before it ends with the backend's.
-            self._control = self._our_group([range(self.world)], "gloo", timeout_seconds + GRACE_SECONDS)
+            self._control = self._our_group([range(self.world)], "gloo", grace_seconds=GRACE_SECONDS)
             self.failures = FailurePropagation(
                 self.ranks,
                 self.place,
@@ -111,14 +107,13 @@ class PipelineRanks:
 
     def _meet(self) -> Any:
         """Wait until all ranks are here with plans of as many stages; return a store that no other pipeline has."""
-        numbers = _NUMBERS.setdefault(dist.group.WORLD, Counter())
-        numbers[tuple(self.ranks)] += 1
-        name = "-".join(map(str, [*self.ranks, numbers[tuple(self.ranks)]]))
-        store = private_store(f"pipeline/{name}")
-        meeting = dist.PrefixStore("meet", store)  # type: ignore[attr-defined]
-        gather = StoreGather(meeting, self.place, self.world, timeout_seconds=self.timeout_seconds, ranks=self.ranks)
+        words = {"stages": self.stages, "name": os.urandom(8).hex()}
+        rows = meet_ranks(
+            self.ranks, "make a pipeline", words, purpose="pipeline", timeout_seconds=self.timeout_seconds
+        )
+        name, *_ = [row.pop("name") for row in rows]
         raise_difference(
-            [{"stages": stages} for stages in gather.gather("make a pipeline", self.stages)],
+            rows,
             "all ranks must have the same plan: that of {who} has {theirs} stages, that of {other} has {ours}",
             names=[f"rank {rank}" for rank in self.ranks],
             error=PipelineError,
@@ -128,7 +123,7 @@ class PipelineRanks:
                 f"the number of ranks must be a multiple of the stages (ranks={self.world}, stages={self.stages}): "
                 "every replica of the pipeline has one rank for each stage"
             )
-        return store
+        return private_store(f"pipeline/{name}")
 
     def name(self, place: int) -> str:
         """Return a rank as words for an error: its stage, which users know, and its rank, which the launcher shows."""
@@ -137,7 +132,7 @@ class PipelineRanks:
         return f"stage {stage}{of} (rank {self.ranks[place]})"
 
     def make_group(
-        self, sets: Sequence[Sequence[int]], backend: str | None = None, timeout_seconds: float | None = None
+        self, sets: Sequence[Sequence[int]], backend: str | None = None, *, grace_seconds: float = 0.0
     ) -> dist.ProcessGroup | None:
         """Make groups of these places, for tensors unless a backend is named; return the one that this rank is in.
 
@@ -145,15 +140,13 @@ class PipelineRanks:
         """
         backend = backend or ("nccl" if self.device.type == "cuda" else "gloo")
         ranks = [[self.ranks[place] for place in places] for places in sets]
-        try:
-            return shared_group(ranks, self.ranks, backend, timeout_seconds or self.timeout_seconds, purpose=PURPOSE)
-        except (dist.DistError, RuntimeError) as error:
-            raise RankGoneError(f"rank {self.rank} waited for all ranks to connect: {first_line(error)}") from error
+        limit = self.timeout_seconds
+        return shared_group(ranks, self.ranks, backend, limit, purpose=PURPOSE, grace_seconds=grace_seconds)
 
     def _our_group(
-        self, sets: Sequence[Sequence[int]], backend: str | None = None, timeout_seconds: float | None = None
+        self, sets: Sequence[Sequence[int]], backend: str | None = None, *, grace_seconds: float = 0.0
     ) -> dist.ProcessGroup:
-        group = self.make_group(sets, backend, timeout_seconds)
+        group = self.make_group(sets, backend, grace_seconds=grace_seconds)
         if group is None:
             raise RuntimeError(f"rank {self.rank} is in none of the groups")
         return group

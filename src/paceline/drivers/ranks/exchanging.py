@@ -62,8 +62,12 @@ class ConnectionLostError(PacelineError, RuntimeError):
     """
 
 
-def try_codec(codec: Codec, plan: str, parameters: Sequence[torch.Tensor]) -> None:
+def try_codec(
+    codec: Codec, plan: str, parameters: Sequence[torch.Tensor], buffers: Sequence[torch.Tensor] = ()
+) -> None:
     """Refuse a codec that cannot carry these parameters; let its kernels be loaded or compiled before others wait.
+
+    Buffers travel beside what it encodes, in float32 as well.
 
     >>> from paceline.codecs import make_codec
     >>> try_codec(make_codec("qsgd"), "auto", [torch.zeros(3, dtype=torch.float64)])
@@ -73,6 +77,7 @@ def try_codec(codec: Codec, plan: str, parameters: Sequence[torch.Tensor]) -> No
     if adds_plainly(codec, plan):
         return
     refuse_float64(codec, plan, {parameter.dtype for parameter in parameters})
+    refuse_float64(codec, plan, {buffer.dtype for buffer in buffers}, noun="buffers")
     warm = make_exchange(codec, [parameter.shape for parameter in parameters], place=0, world=1, plan=plan)
     (tried,) = run_in_lockstep([warm.run(torch.ones(warm.elements, device=parameters[0].device))])
     if isinstance(tried, TroubleError) and tried.cause is not None:

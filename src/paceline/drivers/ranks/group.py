@@ -23,7 +23,7 @@ from paceline.distributed.stores import meet_ranks
 from paceline.errors import PacelineError
 
 DESCRIPTION_BYTES = 4096
-GRACE_SECONDS = 30.0  # a wait ends with our error, which names a rank, before it ends with the backend's
+GRACE_SECONDS = 30.0  # of collectives alone: a wait ends with our error, which names a rank, before the backend's
 DEFAULT_SECONDS = 600.0  # for a rank whose own limit is none
 ANSWER_SECONDS = 2.0  # within which a rank that lives says so, where not all have come to the end of a beginning
 
@@ -90,7 +90,7 @@ class RankGroup:
         )
         with self._beginning():
             config = dist.get_backend_config(theirs)
-            self._group = make_group(self.ranks, config, self._timeout_seconds + GRACE_SECONDS)
+            self._group = make_group(self.ranks, config, self._timeout_seconds, grace_seconds=GRACE_SECONDS)
 
     @property
     def group(self) -> dist.ProcessGroup:

@@ -17,11 +17,11 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Annotated, Any
 
 from paceline.decoding import Between, Count, WorkerNumber, decode
 from paceline.distributed import first_line, name_ranks
+from paceline.drivers.rounds.exchange import over_connections
 from paceline.drivers.rounds.messages import (
     AllWaiting,
     Failed,
@@ -289,10 +289,6 @@ class Decider:
             )
         return [Failed(reason=reason, kind="late")]
 
-    def take_strategy(self, strategy: Strategy) -> None:
-        """Decide by another strategy, before the first round."""
-        self.state = strategy.start()
-
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
@@ -317,10 +313,13 @@ class DecidingThread:
     """The thread that decides, on one rank: until all ranks leave, or one fails.
 
     `arrivals` are those of each round that has closed, and of each flush, in order, for whoever keeps a journal.
+    `failed` is called with the error that ends it, if it cannot be posted for all ranks.
     """
 
-    def __init__(self, decider: Decider, mailbox: Mailbox, *, clock: Callable[[], float]) -> None:
-        self.decider, self._mailbox, self._clock = decider, mailbox, clock
+    def __init__(
+        self, decider: Decider, mailbox: Mailbox, *, clock: Callable[[], float], failed: Callable[[Exception], None]
+    ) -> None:
+        self.decider, self._mailbox, self._clock, self._failed = decider, mailbox, clock, failed
         self.arrivals: deque[tuple[Arrival, ...]] = deque()
         self._thread = threading.Thread(target=self._run, name="paceline-decider", daemon=True)
 
@@ -337,14 +336,24 @@ class DecidingThread:
     def _run(self) -> None:
         number = 0
         try:
-            while not isinstance(report := self._mailbox.next_report(), Stop):
+            while not isinstance(report := self._next_report(), Stop):
                 for notice in self.decider.handle(report, round(self._clock(), 6)):
                     if isinstance(notice, RoundClosed | AllWaiting):
                         self.arrivals.append(self.decider.take_arrivals())
-                    published, number = self._mailbox.publish(number, notice), number + 1
+                    published, number = self._publish(number, notice), number + 1
                     if isinstance(published, Failed) or (isinstance(published, AllWaiting) and published.leaving):
                         return
         except Exception as error:
-            failed = Failed(reason=f"the rank that decides has failed: {type(error).__name__}: {first_line(error)}")
-            with suppress(Exception):  # the store may be lost: then all find out by themselves
-                self._mailbox.post_failure(failed, first=number)
+            try:
+                reason = f"the rank that decides has failed: {type(error).__name__}: {first_line(error)}"
+                self._mailbox.post_failure(Failed(reason=reason), first=number)
+            except Exception:  # the store may be lost
+                self._failed(error)
+
+    def _next_report(self) -> Report:
+        with over_connections():
+            return self._mailbox.next_report()
+
+    def _publish(self, number: int, notice: Notice) -> Notice:
+        with over_connections():
+            return self._mailbox.publish(number, notice)

@@ -66,7 +66,8 @@ class Update:
 class Exchange:
     """The exchange thread of a rank, and the queue between it and the training thread.
 
-    `next_version` is what the model's version will be when all updates that have come are applied.
+    `next_version` is what the model's version will be when all updates that have come are applied; `round_sum` is how
+    ranks come to an update.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class Exchange:
         most_behind: int,
         timeout_seconds: float,
     ) -> None:
-        self._mailbox, self._gradients, self._pool, self._sum, self._group = (
+        self._mailbox, self._gradients, self._pool, self.round_sum, self._group = (
             mailbox,
             gradients,
             updates,
@@ -101,7 +102,8 @@ class Exchange:
         self._changed = threading.Condition()
         self._stopping = False
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        self.failure: Failed | None = None
+        self.error: Exception | None = None  # what has ended a thread; the training thread makes a failure of it
+        self._failure: Failed | None = None
         self.next_version = 0
         self.collective: PendingCollective | None = None  # the last one
         self.sent_bytes = 0
@@ -113,6 +115,14 @@ class Exchange:
         self._thread.start()
 
     # -- the training thread's side --------------------------------------------------------------------------------
+
+    @property
+    def failure(self) -> Failed | None:
+        """Why there are no more rounds, None while there are."""
+        if self._failure is None and self.error is not None:
+            kind = "lost" if isinstance(self.error, ConnectionLostError) else "fault"
+            self._failure = Failed(reason=f"{type(self.error).__name__}: {first_line(self.error)}", kind=kind)
+        return self._failure
 
     def next_update(self) -> Update | None:
         """Return the oldest update that is not applied yet; None if there is none, or all ranks waited before it."""
@@ -170,17 +180,16 @@ class Exchange:
     # -- the thread ------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        torch.set_num_threads(self._threads)  # as in the training thread: the bits of some codecs depend on them
         try:
+            torch.set_num_threads(self._threads)  # as in the training thread: the bits of some codecs depend on them
             while not self._stopping and self._follow(self._next_notice()):
                 pass
-        except ConnectionLostError as error:
-            self.lost(error)
-        except Exception as error:
-            self._fail(_failed_by(error, "fault"))
+        except Exception as error:  # it is only kept: what fails on an error's way here would be heard by nobody
+            self.error = self.error or error
+            self._wake()
 
     def _next_notice(self) -> Notice:
-        with _over_connections():
+        with over_connections():
             return self._mailbox.next_notice()
 
     def _follow(self, notice: Notice) -> bool:
@@ -205,13 +214,19 @@ class Exchange:
                 self._fail(notice)
                 return False
 
-    def lost(self, error: Exception) -> None:
-        """Fail by an error while connections were used: a RuntimeError is a lost one, any other is this rank's."""
-        self._fail(_failed_by(error, "lost" if isinstance(error, RuntimeError) else "fault"))
+    def end_with(self, error: Exception) -> None:
+        """Let the rounds end with the error of another thread."""
+        self.error = self.error or error
+        self._wake()
+
+    def _wake(self) -> None:
+        """Let the training thread look at the error now; it does so every half second in any case."""
+        with contextlib.suppress(Exception), self._changed:
+            self._changed.notify_all()
 
     def _fail(self, failed: Failed) -> None:
         with self._changed:
-            self.failure = self.failure or failed
+            self._failure = self._failure or failed
             self._changed.notify_all()
 
     def _exchange(self, notice: RoundClosed) -> bool:
@@ -223,7 +238,7 @@ class Exchange:
             brings = self._gradients.has_part_in(notice.step)
             vector = self._gradients.contribute(notice.step)
             self._heartbeats.entered = version + 1
-            sent_bytes = self._add_up(self._sum.add_up(vector, version, brings=brings), version)
+            sent_bytes = self._add_up(self.round_sum.add_up(vector, version, brings=brings), version)
             if sent_bytes is None:
                 return False
             done = time.perf_counter()
@@ -240,7 +255,7 @@ class Exchange:
             self._changed.notify_all()
         # All ranks are in this round's sum, so all have read the notices before it.
         if self._gradients.rank == 0:
-            with _over_connections():
+            with over_connections():
                 self._mailbox.forget_notices(before=self._mailbox.notices_read - 1)
         return True
 
@@ -250,20 +265,20 @@ class Exchange:
         try:
             request = next(protocol)
             while True:
-                with _over_connections():
+                with over_connections():
                     answer, work = start(request, self._group)
                 self.collective = collective = PendingCollective(work, self._device)
                 self.sent_bytes += given_bytes(request, self._group)
                 sent_bytes += given_by_all(request, self._group.size())
                 if not self._wait_for(collective, version):
                     return None
-                with _over_connections():
+                with over_connections():
                     collective.check()
                 request = protocol.send(answer)
         except StopIteration:
             return sent_bytes
         except TroubleError as error:  # all ranks have heard of it
-            self._fail(_failure_of(error, self._ranks, version))
+            self._fail(_failure_of(error, self._ranks, version, self.round_sum.unsendable))
         except NotFiniteError as error:
             reason = f"round {version}: the sum of all contributions is not finite: lower the learning rate ({error})"
             self._fail(Failed(reason=reason, kind="diverged"))
@@ -271,7 +286,7 @@ class Exchange:
 
     def _leave_together(self, version: int) -> bool:
         """Wait until all have read the last notice: the rank that keeps the store may end its process next."""
-        with self._on_stream(), _over_connections():
+        with self._on_stream(), over_connections():
             work = dist.all_reduce(torch.zeros(1, device=self._device), group=self._group, async_op=True)
             self.collective = collective = PendingCollective(work, self._device)
             if not self._wait_for(collective, version):
@@ -323,7 +338,7 @@ class Exchange:
 
 
 @contextlib.contextmanager
-def _over_connections() -> Iterator[None]:
+def over_connections() -> Iterator[None]:
     """Torch's RuntimeError in here is a lost connection, to a rank or the store."""
     try:
         yield
@@ -331,15 +346,11 @@ def _over_connections() -> Iterator[None]:
         raise ConnectionLostError(first_line(error)) from error
 
 
-def _failed_by(error: Exception, kind: str) -> Failed:
-    return Failed(reason=f"{type(error).__name__}: {first_line(error)}", kind=kind)
-
-
-def _failure_of(error: TroubleError, ranks: Sequence[int], version: int) -> Failed:
+def _failure_of(error: TroubleError, ranks: Sequence[int], version: int, unsendable: str) -> Failed:
     who = name_ranks(ranks[place] for place in error.troubles)
     if Trouble.NOT_FINITE not in error.troubles.values():
         why = f" ({first_line(error.cause)})" if error.cause is not None else f"; the reason is with {who}"
         return Failed(reason=f"round {version}: {who} could not encode a contribution{why}", kind="fault")
     what = "the sum of all contributions is" if error.summed else f"the contribution of {who} is"
-    why = "beyond what the codec can carry: lower the learning rate, clip, or take another codec"
+    why = f"{unsendable.rstrip(',')}: lower the learning rate, clip, or take another codec"
     return Failed(reason=f"round {version}: {what} {why}", kind="diverged")

@@ -25,7 +25,7 @@ from paceline.distributed.stores import StoreGather, launcher_keeps_store, priva
 from paceline.drivers.ranks.group import ROUNDS, RankGroup
 from paceline.drivers.ranks.heartbeats import FailureDetector, Heartbeats
 from paceline.drivers.rounds.decider import Decider, DecidingThread
-from paceline.drivers.rounds.exchange import Exchange
+from paceline.drivers.rounds.exchange import Exchange, over_connections
 from paceline.drivers.rounds.messages import AllWaiting, Failed, GoOn, Mailbox, Outbox, Overdue, Report, Stop, Waiting
 from paceline.errors import PacelineError
 from paceline.strategies import LGC, Strategy
@@ -136,11 +136,12 @@ class RoundLoop:
             most_behind=most_behind,
             timeout_seconds=timeout_seconds,
         )
-        self._outbox = Outbox(self.exchange.lost)
+        self._outbox = Outbox(self.exchange.end_with)
         self.deciding: DecidingThread | None = None
         if self.place == DECIDER:
             inbox = Mailbox(private_store(name, own_connection=True))
-            self.deciding = DecidingThread(Decider(strategy, ranks), inbox, clock=self.seconds)
+            failed = self.exchange.end_with
+            self.deciding = DecidingThread(Decider(strategy, ranks), inbox, clock=self.seconds, failed=failed)
 
     def seconds(self) -> float:
         """Return the seconds since the first round began, also those before a checkpoint."""
@@ -155,7 +156,11 @@ class RoundLoop:
 
     def report(self, message: Report) -> None:
         """Tell the rank that decides."""
-        self._outbox.send(partial(self._reports.report, message))
+        self._outbox.send(partial(self._deliver, message))
+
+    def _deliver(self, message: Report) -> None:
+        with over_connections():
+            self._reports.report(message)
 
     def gather(self, doing: str, numbers: Sequence[int]) -> list[list[int]]:
         """Return the numbers of every rank; all must call it. `doing` completes "waited for rank 1 to ..."."""
@@ -277,19 +282,26 @@ class RoundLoop:
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
-    def take_strategy(self, strategy: Strategy) -> None:
-        """Let the rank that decides do so by another strategy, before the first round."""
-        if self.deciding is not None:
-            self.deciding.decider.take_strategy(strategy)
-
     def decider_state(self) -> dict[str, Any]:
         """Return the state of the decider, between two rounds; empty on a rank that does not decide."""
         return {} if self.deciding is None else self.deciding.decider.state_dict()
 
-    def load(self, version: int, *, gradients: dict[str, Any], decider: dict[str, Any], seconds: float) -> None:
-        """Go on from a checkpoint of this version."""
-        if self.deciding is not None:
-            self.deciding.decider.load_state_dict(decider, version=version)
-        self.gradients.load_state_dict(gradients)
-        self.exchange.next_version = version
+    def load(
+        self,
+        version: int,
+        *,
+        strategy: Strategy,
+        round_sum: RoundSum,
+        gradients: dict[str, Any],
+        decider: dict[str, Any],
+        seconds: float,
+    ) -> None:
+        """Go on from a checkpoint of this version, by its strategy and sums; one that is refused changes nothing."""
+        deciding = None if self.deciding is None else Decider(strategy, self._group.ranks)
+        if deciding is not None:
+            deciding.load_state_dict(decider, version=version)
+        self.gradients.load_state_dict(gradients)  # the last that may refuse
+        if self.deciding is not None and deciding is not None:
+            self.deciding.decider = deciding
+        self.exchange.round_sum, self.exchange.next_version = round_sum, version
         self._earlier_seconds = seconds

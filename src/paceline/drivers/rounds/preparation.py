@@ -87,7 +87,7 @@ def prepare(
             )
     if optimizer in IN_USE:
         raise ValueError("this optimizer has an averaging or rounds already; close() that one first")
-    try_codec(found, plan, tracked.parameters)
+    try_codec(found, plan, tracked.parameters, tracked.buffers)
     return made, tracked, found
 
 

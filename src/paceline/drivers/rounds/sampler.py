@@ -149,10 +149,15 @@ class TakenBatches(Sampler[list[int]]):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from this rank's `state_dict`: first with the batches that it had taken."""
-        held = decode(STATE, dict(state), "the state of the sampler")
+        held = self.check(state)
+        self._epoch, self._again, self._open = held["epoch"], deque(held["open"]), deque()
+        self._counter.begin_at(self._epoch, held["taken"])
+
+    def check(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Refuse a state that does not fit; return what it holds."""
+        held: dict[str, Any] = decode(STATE, dict(state), "the state of the sampler")
         if held["samples"] != self.samples:
             raise ValueError(f"this state is of {held['samples']} samples, and here there are {self.samples}")
         if any(first + samples > self.samples for _, first, samples in held["open"]):
             raise ValueError("a batch of this state is beyond the last sample: it is damaged")
-        self._epoch, self._again, self._open = held["epoch"], deque(held["open"]), deque()
-        self._counter.begin_at(self._epoch, held["taken"])
+        return held

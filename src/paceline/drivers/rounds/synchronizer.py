@@ -24,6 +24,7 @@ Each strategy is a class at the end of this file, with its own settings beside t
 from __future__ import annotations
 
 import atexit
+import copy
 import logging
 import math
 import sys
@@ -225,7 +226,8 @@ class RoundSync(RankLifecycle):
             self._group.begin_equal(tracked.everything())
             self._begin_heartbeats(name, silence_seconds)
             self._model = RankModel(tracked.parameters, tracked.buffers, self._take_step, variances=tracked.variances)
-            self._sum = make_round_sum(
+            self._make_sum = partial(
+                make_round_sum,
                 self._codec,
                 [parameter.shape for parameter in tracked.parameters],
                 self._model.layout,
@@ -234,6 +236,7 @@ class RoundSync(RankLifecycle):
                 plan=plan,
                 seed=seed,
             )
+            self._sum = self._make_sum()
             self._loop = RoundLoop(
                 self._model,
                 self.strategy,
@@ -246,13 +249,12 @@ class RoundSync(RankLifecycle):
                 timeout_seconds=timeout_seconds,
             )
             self.version = self.draws = 0
-            self._k, self._waited_seconds = 0, 0.0
+            self._k, self._waited_seconds, self._warned_of_blocks, self._stepping = 0, 0.0, False, False
             kind = next(name for name, kind in STRATEGIES.items() if isinstance(self.strategy, kind))
             self.outcomes = Outcomes(ranks, self._place, strategy=f"{kind}@ranks")
             self.history: list[ClosedRound] = []
             self._record, self._on_round, self._on_flush = record, on_round, on_flush
-            self._batch, self._warned_of_blocks, self._stepping = OpenBatch(), False, False
-            self._rates, self._clipping = learning_rates(optimizer), ClippingCheck()
+            self._rates, self._clipping, self._batch = learning_rates(optimizer), ClippingCheck(), OpenBatch()
             self._held_since, self._behind_seconds = time.perf_counter(), 0.0  # and how long the model had lain there
             self._source: BatchSource | None = None
             self._loader_state: dict[str, Any] = {}  # where a loader stood at a checkpoint, until epoch() has it
@@ -416,8 +418,8 @@ class RoundSync(RankLifecycle):
     def blocks(self, *batch: Any) -> Iterator[Any]:
         """Yield a batch in equal blocks; end early once the round has closed. Then `.grad` is the gradient to clip.
 
-        A batch is tensors of one length, or one dict of them. One that does not divide evenly comes in fewer blocks, at
-        the least in one.
+        A batch is tensors of one length, or one dict of them. One that does not divide evenly comes in fewer blocks,
+        and no block is a single sample unless the batch is.
         """
         blocks = cut_batch(batch, self._blocks)
         if len(blocks) == 1 < self._blocks and not self._warned_of_blocks:
@@ -711,10 +713,13 @@ class RoundSync(RankLifecycle):
             return
         self._ended = True
         try:
+            self._loop.close(reason_of(self._failure))  # first of all: the others hear why
+        except BaseException:  # so do they if that fails
+            self._heartbeats.stop(reason_of(self._failure))
+            raise
+        finally:
             self._clipping.end()
             self._hook.remove()
-            self._loop.close(reason_of(self._failure))
-        finally:
             self._source = None
             IN_USE.discard(self._optimizer)
             release_lock_rarely()
@@ -762,7 +767,10 @@ class RoundSync(RankLifecycle):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from this rank's `state_dict`; load the model and the optimiser before, but after the construction."""
+        """Go on from this rank's `state_dict`; load the model and the optimiser before, but after the construction.
+
+        A state that is refused changes nothing.
+        """
         if self._loop.started:
             raise RoundsError("a state is loaded before the first round: construct, load, then train")
         with refusing("the state of the rounds"):
@@ -779,25 +787,33 @@ class RoundSync(RankLifecycle):
                     "the model's. Load: construct the rounds, load the model's state, then the rounds'"
                 )
             version, draws = decode(Count, state["version"], "version"), decode(Count, state["draws"], "draws")
-            if strategy != self.strategy:
-                self.strategy = strategy
-                self._loop.take_strategy(strategy)
-            self._sum.load_state_dict(state.get("plan", ALL_REDUCE), state.get("codec", {}))
+            seconds = decode(Seconds, state["seconds"], "seconds")
+            sizes, round_sum = copy.copy(self._sizes), self._make_sum()
+            sizes.load_state_dict(state.get("assigned", ()))
+            copy.copy(self.outcomes).load_state_dict(state["outcomes"])  # a trial: it may refuse
+            round_sum.load_state_dict(state.get("plan", ALL_REDUCE), state.get("codec", {}))
+            sampler_states, loader_state = list(state.get("samplers", ())), dict(state.get("loader", {}))
+            decode(Count, loader_state.get(ROUNDS_LEFT, 0), ROUNDS_LEFT)
+            in_use = list(zip(self._samplers, sampler_states, strict=False))
+            for sampler, kept in in_use:
+                sampler.check(kept)
             self._loop.load(
                 version,
+                strategy=strategy,
+                round_sum=round_sum,
                 gradients=state["gradients"],
                 decider=state["decider"],
-                seconds=decode(Seconds, state["seconds"], "seconds"),
+                seconds=seconds,
             )
+            # Nothing refuses from here on.
+            self.strategy, self._sum, self._sizes = strategy, round_sum, sizes
+            self.outcomes.load_state_dict(state["outcomes"])
             self._model.take_buffers()
-            self._sizes.load_state_dict(state.get("assigned", ()))
-            self._sampler_states = list(state.get("samplers", ()))
-            self._loader_state, self._source = dict(state.get("loader", {})), None
-            for sampler, kept in zip(self._samplers, self._sampler_states, strict=False):
+            self._sampler_states, self._loader_state, self._source = sampler_states, loader_state, None
+            for sampler, kept in in_use:
                 sampler.load_state_dict(kept)
             self.version, self._aligned, self.draws = version, version, draws
             self._met = (version, draws)
-            self.outcomes.load_state_dict(state["outcomes"])
 
     def about(self) -> dict[str, str]:
         """Return what all ranks must have alike to take rounds together, and what a state must fit, in words."""

@@ -208,7 +208,7 @@ class Worker:
     def blocks(self, *batch: Any) -> Iterator[Any]:
         """Yield the batch in equal blocks, as many as the server wishes; end early once the round has closed.
 
-        A batch that does not divide evenly comes in fewer blocks, at the least in one.
+        A batch that does not divide evenly comes in fewer blocks, and no block is a single sample unless the batch is.
         """
         blocks = cut_batch(batch, self.welcome.blocks)
         self.begin_batch(len(blocks), samples=count_samples(batch))

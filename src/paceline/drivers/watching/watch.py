@@ -18,7 +18,7 @@ import platform
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from paceline.distributed import RankGoneError, check_limits, first_line
 from paceline.distributed.agreement import current_group
 from paceline.distributed.collectives import PendingCollective
 from paceline.distributed.groups import never_destroy
-from paceline.distributed.stores import StoreGather, private_store
+from paceline.distributed.stores import StoreGather, meet_ranks, private_store
 from paceline.drivers.watching.buckets import BucketTimer, count_buffers_as_wait, time_buckets
 from paceline.drivers.watching.folder import Gather, WatchedFolder, WatchError, agree_on_folder
 from paceline.drivers.watching.lines import DelayedLines
@@ -138,7 +138,7 @@ class Watch:
             self._place = agree_on_folder(
                 out,
                 self.rank,
-                _gather(group, self.rank, key, timeout_seconds),
+                _gather(self._ranks, self.rank, key, timeout_seconds),
                 options={"probe_links": bool(probe_links), "buckets": bool(buckets)},
                 gloo=dist.is_available() and dist.is_gloo_available(),
             )
@@ -457,10 +457,11 @@ def _in_join(parallel: torch.nn.Module | None) -> bool:
 
 
 def _store_key(group: dist.ProcessGroup, ranks: list[int], device: torch.device, timeout_seconds: float) -> str:
-    """Return a name for the keys of one watch in the store, drawn by the first rank.
+    """Meet the other ranks, and return a name for the keys of one watch in the store, drawn by the first rank.
 
     It does not come through the store, which may still hold what ranks wrote there before a launch was restarted.
     """
+    meet_ranks(ranks, "call watch()", purpose="watch", timeout_seconds=timeout_seconds)
     ours = torch.frombuffer(bytearray(os.urandom(8)), dtype=torch.uint8).to(device)
     work = dist.broadcast(ours, src=ranks[0], group=group, async_op=True)
     pending = PendingCollective(work, ours.device)
@@ -471,10 +472,10 @@ def _store_key(group: dist.ProcessGroup, ranks: list[int], device: torch.device,
     return f"watch/{bytes(ours.tolist()).hex()}"
 
 
-def _gather(group: Any, rank: int, key: str, timeout_seconds: float) -> Gather:
-    if group is None or group.size() == 1:
+def _gather(ranks: Sequence[int], rank: int, key: str, timeout_seconds: float) -> Gather:
+    if len(ranks) == 1:
         return lambda doing, words: [words]
-    gather = StoreGather(private_store(key), rank, group.size(), timeout_seconds=timeout_seconds)
+    gather = StoreGather(private_store(key), rank, len(ranks), timeout_seconds=timeout_seconds, ranks=ranks)
     return lambda doing, words: gather.gather(f"{doing} in watch()", words)
 
 

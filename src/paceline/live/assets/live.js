@@ -24,21 +24,19 @@ const count = (value) => value.toLocaleString("en-GB");
 const digits = (value, places) => (Number.isFinite(value) ? value.toFixed(places) : "-");
 const percent = (value) => `${digits(100 * value, 1)} %`;
 
-function seconds(value) {
-  if (value === 0) return "0 s";
-  if (value < 1e-3) return `${digits(1e6 * value, 0)} us`;
-  if (value < 1) return `${digits(1e3 * value, value < 0.01 ? 1 : 0)} ms`;
-  if (value < 120) return `${digits(value, value < 10 ? 1 : 0)} s`;
-  if (value < 7200) return `${digits(value / 60, 1)} min`;
-  return `${digits(value / 3600, 1)} h`;
+// A number in the first unit in which what is written is less than its limit: 999.96 ms are a second.
+function inUnits(value, units) {
+  if (!Number.isFinite(value)) return "-";
+  for (const [unit, size, limit, places] of units) {
+    const text = digits(value / size, places === "few" ? (value < 10 * size ? 1 : 0) : places);
+    if (Number(text) < limit) return `${text} ${unit}`;
+  }
 }
 
-function bytes(value) {
-  for (const [unit, size] of [["GB", 1e9], ["MB", 1e6], ["kB", 1e3]]) {
-    if (value >= size) return `${digits(value / size, 1)} ${unit}`;
-  }
-  return `${count(value)} B`;
-}
+const TIMES = [["us", 1e-6, 1000, 0], ["ms", 1e-3, 1000, "few"], ["s", 1, 120, "few"], ["min", 60, 120, 1], ["h", 3600, Infinity, 1]];
+const SIZES = [["B", 1, 1000, 0], ["kB", 1e3, 1000, 1], ["MB", 1e6, 1000, 1], ["GB", 1e9, Infinity, 1]];
+const seconds = (value) => (value === 0 ? "0 s" : inUnits(value, TIMES));
+const bytes = (value) => inUnits(value, SIZES);
 
 const plain = (value) => (Math.abs(value) >= 100 ? count(Math.round(value)) : String(Number(value.toPrecision(3))));
 
