@@ -30,20 +30,29 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+import torch
+import torch.distributed as dist
+
 from experiments.core.claims import percent
 from experiments.core.ranks import Line, told_by_ranks, write_lines
 from experiments.core.story import NAN, Claim, Numbers, Size, Step, Telling, experiment
 from experiments.core.turns import bar, verdict
 from experiments.papers.lgc.setting import ratio_text
+from paceline.optim import make_optimizer
 from paceline.processes import Processes
 from paceline.recipes import Recipe
+from paceline.recipes.assembly import load_data, make_training
 from paceline.reports.table import PlainTable
 from paceline.runs import simulate
+from paceline.runs.cluster import delay_of
 from paceline.runs.replaying import replay
 from paceline.runs.training import train
 from paceline.traces.history import recorded_delays, write_recorded
 from paceline.traces.journal import JournalRecord, StepRecord
-from paceline.traces.journal_files import Journal, effective, read_journal
+from paceline.traces.journal_files import effective, read_journal
+from paceline.training import Batches, measure
+from paceline.workers.flat import FlatModel
+from paceline.workers.gradients import accumulate
 
 LANES: dict[str, dict[str, Any]] = {
     "full": {"name": "full"},
@@ -53,7 +62,7 @@ LANES: dict[str, dict[str, Any]] = {
     "fastest-k": {"name": "fastest-k"},
 }
 PEER = "gloo"
-ROUNDS_A_LINE = 100  # of gloo's ranks: a line says that they go on
+ROUNDS_A_LINE = 100  # of gloo's ranks: so that they are not taken for dead
 MOST_OF_GLOO, LEAST_SAVED, MOST_LOSS, MOST_OFF = 1.10, 0.28, 1.03, 0.10
 
 
@@ -74,7 +83,7 @@ class Ran:
 def cluster(size: Size, *, rounds: int = 300, repeat: int = 2) -> Telling:
     rounds, repeat = size.pick((12, 1), (rounds, repeat))
     lanes = size.pick(list(LANES)[:2], list(LANES))
-    total = repeat * (len(lanes) + rounds // ROUNDS_A_LINE + 1)
+    total = repeat * (len(lanes) + lines_for(rounds))
     folder, runs, peers = Path(tempfile.mkdtemp(prefix="paceline-cluster-")), list[Ran](), list[Ran]()
     try:
         for turn in range(repeat):
@@ -102,34 +111,29 @@ def recipe_of(lane: str, rounds: int) -> Recipe:
 
 
 def one_run(lane: str, recipe: Recipe, folder: Path) -> Ran:
-    """Train for real, replay, and predict."""
+    """Train for real, replay, and simulate with the times that were measured."""
     trained = train(recipe, out=folder)
-    if not trained.outcome.finished:
+    result = trained.result
+    if result is None or not trained.outcome.finished:
         raise KeyboardInterrupt
     if trained.outcome.errors:
         raise ValueError(f"{lane}: {trained.outcome.errors[0]}")
     replayed = replay(folder)
-    journal = read_journal(folder / "trace.jsonl")
+    journal, delays = read_journal(folder / "trace.jsonl"), folder / "delays.csv"
     latency = latency_seconds(effective(journal.records))
+    write_recorded(delays, recorded_delays(journal))
+    simulated = recipe.with_settings(
+        delay={"name": "recorded", "file": str(delays), "inject": False}, network={"latency_seconds": latency}
+    )
     return Ran(
         lane=lane,
-        seconds=trained.result.seconds,
-        loss=NAN if trained.result.loss is None else trained.result.loss,
+        seconds=result.seconds,
+        loss=NAN if result.loss is None else result.loss,
         steps=replayed.steps,
         difference=replayed.difference or replayed.missing,
         latency_seconds=latency,
-        predicted_seconds=predicted_seconds(recipe, journal, latency, folder),
+        predicted_seconds=simulate(simulated, timing_only=True).seconds,
     )
-
-
-def predicted_seconds(recipe: Recipe, journal: Journal, latency: float, folder: Path) -> float:
-    """Return how long the simulator takes for a run, with the times that were measured in it."""
-    file = folder / "delays.csv"
-    write_recorded(file, recorded_delays(journal))
-    simulated = recipe.with_settings(
-        delay={"name": "recorded", "file": str(file), "inject": False}, network={"latency_seconds": latency}
-    )
-    return simulate(simulated, timing_only=True).seconds
 
 
 def latency_seconds(records: Sequence[JournalRecord]) -> float:
@@ -153,8 +157,9 @@ def latency_seconds(records: Sequence[JournalRecord]) -> float:
 
 def tell_strategies(runs: Sequence[Ran], peers: Sequence[Ran], how_often: str) -> Telling:
     """Yield the table of the strategies and gloo, and what is asked of their times and losses."""
-    best = {lane: min(run.seconds for run in of_lane) for lane, of_lane in by_lane(runs, peers)}
-    loss = {lane: fmean(run.loss for run in of_lane) for lane, of_lane in by_lane(runs, peers)}
+    lanes = by_lane([*runs, *peers])
+    best = {lane: min(run.seconds for run in of_lane) for lane, of_lane in lanes.items()}
+    loss = {lane: fmean(run.loss for run in of_lane) for lane, of_lane in lanes.items()}
     rows, shown = [], []
     for lane, seconds in best.items():
         saved, ratio, times_gloo = 1 - seconds / best["full"], loss[lane] / loss["full"], seconds / best[PEER]
@@ -184,7 +189,7 @@ def tell_strategies(runs: Sequence[Ran], peers: Sequence[Ran], how_often: str) -
 def tell_checks(runs: Sequence[Ran]) -> Telling:
     """Yield what replay and simulator say of every run."""
     shown = []
-    for lane, of_lane in by_lane(runs):
+    for lane, of_lane in by_lane(runs).items():
         for turn, run in enumerate(of_lane, start=1):
             ratio, name = run.predicted_seconds / run.seconds, f"{lane}, run {turn}"
             near = bar(f"{name}: how far the simulated time is off", abs(ratio - 1), most=MOST_OFF, write=percent)
@@ -204,10 +209,8 @@ def tell_checks(runs: Sequence[Ran]) -> Telling:
     )
 
 
-def by_lane(*runs: Sequence[Ran]) -> Iterator[tuple[str, list[Ran]]]:
-    together = [run for some in runs for run in some]
-    for lane in dict.fromkeys(run.lane for run in together):
-        yield lane, [run for run in together if run.lane == lane]
+def by_lane(runs: Sequence[Ran]) -> dict[str, list[Ran]]:
+    return {lane: [run for run in runs if run.lane == lane] for lane in dict.fromkeys(run.lane for run in runs)}
 
 
 # -- the same training without a server --------------------------------------------------------------------------------
@@ -215,20 +218,17 @@ def by_lane(*runs: Sequence[Ran]) -> Iterator[tuple[str, list[Ran]]]:
 
 def gloo_run(recipe: Recipe, total: int) -> Generator[Step, None, Ran]:
     """Train with all-reduces; the seconds are those from the first batch to the last step."""
-    labels = [PEER] * (recipe.rounds // ROUNDS_A_LINE + 1)
-    *_, last = yield from told_by_ranks(__spec__.name, 1, recipe.to_document(), labels, total=total)
+    labels = [PEER] * lines_for(recipe.rounds)
+    *_, last = yield from told_by_ranks(__name__, 1, recipe.to_document(), labels, total=total)
     return Ran(lane=PEER, **last)
 
 
+def lines_for(rounds: int) -> int:
+    return (rounds - 1) // ROUNDS_A_LINE + 1
+
+
 def main(folder: Path, recipe: Recipe) -> int:
-    """Load torch once, and fork the ranks, which end with this process."""
-    import torch
-
-    import paceline.optim
-    import paceline.runs.cluster
-    import paceline.training  # noqa: F401
-
-    torch.set_num_threads(1)
+    """Fork the ranks, which end with this process: torch is loaded once for all."""
     processes, ranks = Processes(), recipe.cluster.workers
 
     def work(rank: int) -> int:
@@ -242,16 +242,6 @@ def main(folder: Path, recipe: Recipe) -> int:
 
 def all_reduces(rank: int, recipe: Recipe) -> Iterator[Line]:
     """Train as one of the ranks; the last line has the seconds and the loss."""
-    import torch
-    import torch.distributed as dist
-
-    from paceline.optim import make_optimizer
-    from paceline.recipes.assembly import load_data, make_training
-    from paceline.runs.cluster import delay_of
-    from paceline.training import Batches, measure
-    from paceline.workers.flat import FlatModel
-    from paceline.workers.gradients import accumulate
-
     training, delay_seconds = make_training(recipe, load_data(recipe)), delay_of(recipe)
     module = training.module
     optimizer, schedule = make_optimizer(training.optimizer, module.parameters(), total_steps=training.total_steps)
@@ -275,9 +265,10 @@ def all_reduces(rank: int, recipe: Recipe) -> Iterator[Line]:
             schedule.step()
     seconds = time.perf_counter() - began
     dist.barrier()
-    module.eval()
-    with torch.no_grad():
-        yield {"seconds": seconds, "loss": measure(module, training).loss if rank == 0 else NAN}
+    if rank == 0:
+        module.eval()
+        with torch.no_grad():
+            yield {"seconds": seconds, "loss": measure(module, training).loss}
 
 
 if __name__ == "__main__":
