@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import threading
 import time
 from collections.abc import Callable
@@ -32,7 +33,7 @@ class InsideTime:
     def wrap(self, owner: type, *names: str) -> None:
         """Wrap functions of a class."""
         for name in names:
-            own = vars(owner)[name]
+            own = inspect.getattr_static(owner, name)
             made = self.wrapped(getattr(owner, name))
             setattr(owner, name, staticmethod(made) if isinstance(own, staticmethod) else made)
 

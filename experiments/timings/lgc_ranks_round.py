@@ -32,7 +32,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -46,15 +46,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import paceline
 from experiments.core.hosts import ADDRESSES, RATE, Cable, why_not
-from experiments.core.ranks import (
-    Line,
-    ended_by_signals,
-    free_address,
-    lines_of,
-    started,
-    told_by_ranks,
-    write_lines,
-)
+from experiments.core.ranks import Line, ended_by_signals, free_address, lines_of, started, told_by_ranks, write_lines
 from experiments.core.story import Numbers, Size
 from experiments.core.turns import bar, verdict
 from paceline.drivers.rounds.switching import SWITCH_SECONDS
@@ -77,7 +69,7 @@ PORT = 29577  # where ranks meet on the cable; each run of the server has one of
 MODULE = "experiments.timings.lgc_ranks_round"
 
 Costs = dict[str, float]
-Cell = tuple[int, str, Any]
+Loop = Callable[[int], list[float]]  # of rounds: when each was over
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,32 +89,34 @@ class Plan:
         return {FULL: self.ranks, f"lgc, K={self.ranks - 1}": self.ranks - 1}
 
     @property
-    def cells(self) -> list[Cell]:
-        """What is measured, turn after turn: a lane and nothing, a way to be busy and an interval, a lane and where."""
-        lanes: list[tuple[str, Any]] = {
-            "round": [(lane, "") for lane in (PLAIN, DDP, *self.strategies)],
-            "python-lock": list(itertools.product(BUSY, (PYTHON_SWITCH_SECONDS, SWITCH_SECONDS))),
-            "link": [(FULL, PLAIN), *itertools.product(self.strategies, ("ranks", "server"))],
-        }[self.part]
-        return [(turn, *lane) for turn in range(self.turns) for lane in lanes]
+    def lanes(self) -> list[tuple[int, str, Any]]:
+        """Turn, lane and nothing; or turn, a way to be busy and an interval; or turn, strategy and where it runs."""
+        intervals, places = (PYTHON_SWITCH_SECONDS, SWITCH_SECONDS), ("ranks", "server")
+        lanes: dict[str, Iterable[tuple[str, Any]]] = {
+            "round": itertools.product((PLAIN, DDP, *self.strategies), [""]),
+            "python-lock": itertools.product(BUSY, intervals),
+            "link": [(FULL, PLAIN), *itertools.product(self.strategies, places)],
+        }
+        return [(turn, *lane) for turn, lane in itertools.product(range(self.turns), lanes[self.part])]
 
     @property
     def labels(self) -> list[str]:
         """What rank 0 writes a line of."""
-        labels = [" ".join(filter(None, (self.part, lane, str(more)))) for _, lane, more in self.cells]
+        labels = [" ".join(filter(None, (self.part, lane, str(more)))) for _, lane, more in self.lanes]
         return labels if self.part == "python-lock" else [f"{self.part}, all-reduces", *labels]
+
+
+def plan_of(
+    size: Size, part: str, address: str, *, elements: tuple[int, int], turns: int, rounds: tuple[int, int]
+) -> Plan:
+    """Return the plan of a part; pairs are a toy's figure and the laboratory's."""
+    sizes = {"ranks": size.pick(2, 4), "elements": size.pick(*elements)}
+    return Plan(part=part, address=address, **sizes, turns=size.pick(1, turns), rounds=size.pick(*rounds))
 
 
 def round_cost(size: Size, repeat: int) -> Generator[Any, Any, Costs]:
     """Tell part `round`, and return what all-reduces took."""
-    plan = Plan(
-        part="round",
-        address=free_address(),
-        ranks=size.pick(2, 4),
-        elements=size.pick(40_000, 11_000_000),
-        turns=size.pick(1, repeat or 5),
-        rounds=size.pick(3, 8),
-    )
+    plan = plan_of(size, "round", free_address(), elements=(40_000, 11_000_000), turns=repeat or 5, rounds=(3, 8))
     parts, *turns = yield from told_by_ranks(MODULE, plan.ranks, asdict(plan), plan.labels)
     rows = round_rows(turns)
     claims = {
@@ -132,18 +126,7 @@ def round_cost(size: Size, repeat: int) -> Generator[Any, Any, Costs]:
     yield PlainTable(
         title=f"A round without delays, {plan.elements:,} parameters, {plan.ranks} ranks",
         headings=("\nlane", "best\nms", "times\nplain", "median\nms", "times\nplain", "CPU\nms", "times\nplain", ""),
-        rows=[
-            (
-                lane,
-                *(
-                    text
-                    for name in ("best", "median", "processor")
-                    for text in (f"{1000 * row[name]:.1f}", f"{row[f'{name}_ratio']:.2f}")
-                ),
-                verdict(claims[lane]) if lane in claims else "",
-            )
-            for lane, row in rows.items()
-        ],
+        rows=[(lane, *round_cells(row), verdict(claims[lane]) if lane in claims else "") for lane, row in rows.items()],
         caption=f"The best turn of {plan.turns}; CPU: of all ranks together.",
     )
     yield PlainTable(
@@ -159,23 +142,12 @@ def round_cost(size: Size, repeat: int) -> Generator[Any, Any, Costs]:
 
 def python_lock(size: Size, repeat: int) -> Generator[Any, Any, None]:
     """Tell part `python-lock`; no bar is asked."""
-    plan = Plan(
-        part="python-lock",
-        address=free_address(),
-        ranks=size.pick(2, 4),
-        elements=1000,
-        turns=size.pick(1, repeat or 3),
-        rounds=size.pick(3, 80),
-    )
+    plan = plan_of(size, "python-lock", free_address(), elements=(1000, 1000), turns=repeat or 3, rounds=(3, 80))
     turns = yield from told_by_ranks(MODULE, plan.ranks, asdict(plan), plan.labels)
     rows = lock_rows(turns)
     yield PlainTable(
         title=f"Milliseconds of a round in which one of {plan.ranks} ranks is busy",
-        headings=(
-            "\nthe last rank is busy with",
-            f"switch interval\n{1000 * PYTHON_SWITCH_SECONDS:g} ms",
-            f"\n{1000 * SWITCH_SECONDS:g} ms (ours)",
-        ),
+        headings=("\nbusy with", "switch interval\n5 ms", f"\n{1000 * SWITCH_SECONDS:g} ms (ours)"),
         rows=[(busy, *(f"{1000 * seconds:.1f}" for seconds in row.values())) for busy, row in rows.items()],
         caption=f"{1000 * COMPUTING_SECONDS:g} ms of each are computing; the best turn of {plan.turns}; no bar.",
     )
@@ -189,13 +161,8 @@ def link(size: Size, repeat: int) -> Generator[Any, Any, Costs | None]:
         yield f"lgc-ranks, link: skipped, and no bar judged: {reason}"
         yield Numbers({"link": {"skipped": reason}})
         return None
-    plan = Plan(
-        part="link",
-        address=f"{ADDRESSES[0]}:{PORT}",
-        ranks=size.pick(2, 4),
-        elements=size.pick(40_000, 1_000_000),
-        turns=size.pick(1, repeat or 2),
-        rounds=size.pick(2, 12),
+    plan = plan_of(
+        size, "link", f"{ADDRESSES[0]}:{PORT}", elements=(40_000, 1_000_000), turns=repeat or 2, rounds=(2, 12)
     )
     with (
         ended_by_signals(),
@@ -248,6 +215,11 @@ def round_rows(turns: Sequence[Line]) -> dict[str, dict[str, float]]:
     return rows
 
 
+def round_cells(row: Mapping[str, float]) -> list[str]:
+    milliseconds = {name: f"{1000 * row[name]:.1f}" for name in ("best", "median", "processor")}
+    return [text for name, each in milliseconds.items() for text in (each, f"{row[f'{name}_ratio']:.2f}")]
+
+
 def lock_rows(turns: Sequence[Line]) -> dict[str, dict[str, float]]:
     """Return for each way to be busy the best turn's seconds of a round, with either interval."""
     rows: dict[str, dict[str, float]] = {busy: {} for busy in BUSY}
@@ -276,64 +248,62 @@ def link_rows(lines: Sequence[Line], rounds: int) -> dict[str, dict[str, float]]
 # -- loops of a rank ---------------------------------------------------------------------------------------------------
 
 
-def backward(model: nn.Module) -> None:
-    """Compute a gradient for every parameter, with as little work as can be."""
-    sum((parameter.sum() for parameter in model.parameters()), torch.zeros(())).backward()  # type: ignore[no-untyped-call]
+class Summed(nn.Module):
+    """A model of so many parameters in a few tensors, whose loss is their sum: as little work as can be."""
+
+    def __init__(self, elements: int) -> None:
+        super().__init__()
+        self.parts = nn.ParameterList([nn.Parameter(torch.zeros(elements // 4000, 1000)) for _ in range(4)])
+
+    def forward(self) -> torch.Tensor:
+        return sum((parameter.sum() for parameter in self.parameters()), torch.zeros(()))
 
 
 def made(elements: int) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """Return a model of so many parameters in a few tensors, and the optimiser of every lane."""
-    model = nn.ParameterList([nn.Parameter(torch.zeros(elements // 4000, 1000)) for _ in range(4)])
+    """Return the model and the optimiser of every lane."""
+    model = Summed(elements)
     return model, torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9)
 
 
-class PlainLoop:
-    """The peer: a flat gradient, one all-reduce, the optimiser."""
+def plain_loop(elements: int) -> Loop:
+    """Return the peer: a flat gradient, one all-reduce, the optimiser."""
+    model, optimizer = made(elements)
+    parameters = list(model.parameters())
+    sizes = [parameter.numel() for parameter in parameters]
+    flat = torch.zeros(sum(sizes))
+    for parameter, part in zip(parameters, torch.split(flat, sizes), strict=True):
+        parameter.grad = part.view_as(parameter)
 
-    def __init__(self, elements: int) -> None:
-        self._model, self._optimizer = made(elements)
-        parameters = list(self._model.parameters())
-        self._flat = torch.zeros(sum(parameter.numel() for parameter in parameters))
-        parts = torch.split(self._flat, [parameter.numel() for parameter in parameters])
-        for parameter, part in zip(parameters, parts, strict=True):
-            parameter.grad = part.view_as(parameter)
+    def one_round() -> None:
+        flat.zero_()
+        model().backward()
+        dist.all_reduce(flat)
+        flat.div_(dist.get_world_size())
+        optimizer.step()
 
-    def seconds(self, rounds: int) -> list[float]:
-        """Return when each of so many rounds was over."""
-        return after_each(rounds, self._round)
-
-    def _round(self) -> None:
-        self._flat.zero_()
-        backward(self._model)
-        dist.all_reduce(self._flat)
-        self._flat.div_(dist.get_world_size())
-        self._optimizer.step()
+    return partial(after_each, one_round)
 
 
-class DDPLoop:
-    """torch's own, with gradients as views of its buckets."""
+def ddp_loop(elements: int) -> Loop:
+    """Return torch's own, with gradients as views of its buckets."""
+    inner, optimizer = made(elements)
+    model = DistributedDataParallel(inner, gradient_as_bucket_view=True)
 
-    def __init__(self, elements: int) -> None:
-        inner, self._optimizer = made(elements)
-        self._model = DistributedDataParallel(_Summed(inner), gradient_as_bucket_view=True)
+    def one_round() -> None:
+        optimizer.zero_grad()
+        model().backward()
+        optimizer.step()
 
-    def seconds(self, rounds: int) -> list[float]:
-        """Return when each of so many rounds was over."""
-        return after_each(rounds, self._round)
-
-    def _round(self) -> None:
-        self._optimizer.zero_grad()
-        self._model().backward()
-        self._optimizer.step()
+    return partial(after_each, one_round)
 
 
-class _Summed(nn.Module):
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self) -> torch.Tensor:
-        return sum((parameter.sum() for parameter in self.inner.parameters()), torch.zeros(()))
+def after_each(one_round: Callable[[], None], rounds: int) -> list[float]:
+    """Return when each of so many rounds was over."""
+    times = []
+    for _ in range(rounds):
+        one_round()
+        times.append(time.perf_counter())
+    return times
 
 
 class SyncedLoop:
@@ -351,18 +321,10 @@ class SyncedLoop:
         known = len(self.sync.history)
         for _ in self.sync.epoch([None], rounds=rounds):
             before_batch()
-            backward(self._model)
+            self._model().backward()
             self.sync.step()
         self.sync.flush()
         return [closed.done for closed in self.sync.history[known:]]
-
-
-def after_each(rounds: int, one_round: Callable[[], None]) -> list[float]:
-    times = []
-    for _ in range(rounds):
-        one_round()
-        times.append(time.perf_counter())
-    return times
 
 
 # -- a rank of part `round` --------------------------------------------------------------------------------------------
@@ -371,13 +333,13 @@ def after_each(rounds: int, one_round: Callable[[], None]) -> list[float]:
 def round_turns(plan: Plan) -> Iterator[Line]:
     """Yield a line for the parts, and one for every turn."""
     yield parts_of_a_round(plan)
-    loops: dict[str, Any] = {PLAIN: PlainLoop(plan.elements), DDP: DDPLoop(plan.elements)}
     synced = {lane: SyncedLoop(plan.elements, k) for lane, k in plan.strategies.items()}
-    loops |= synced
-    for turn, lane, _ in plan.cells:
+    loops: dict[str, Loop] = {PLAIN: plain_loop(plan.elements), DDP: ddp_loop(plan.elements)}
+    loops |= {lane: loop.seconds for lane, loop in synced.items()}
+    for turn, lane, _ in plan.lanes:
         dist.barrier()
         before = time.process_time()
-        times = loops[lane].seconds(FIRST_ROUNDS + plan.rounds)[FIRST_ROUNDS - 1 :]
+        times = loops[lane](FIRST_ROUNDS + plan.rounds)[FIRST_ROUNDS - 1 :]
         spent = torch.tensor(time.process_time() - before, dtype=torch.float64)
         dist.all_reduce(spent)
         yield {
@@ -411,7 +373,7 @@ def parts_of_a_round(plan: Plan) -> Line:
         gradients = RankGradients(0, own.layout, pool)
         flat = torch.zeros(own.layout.gradient)
         for version in range(6):
-            backward(model)
+            model().backward()
             message = timed("pack", lambda: own.pack(pool.take()))
             timed("finite?", partial(all_finite, message))
             timed("fingerprint", own.fingerprint)
@@ -451,15 +413,14 @@ def reduction_costs(elements: int) -> Costs:
 def lock_turns(plan: Plan) -> Iterator[Line]:
     """Yield a line for every turn; only the last rank is busy."""
     loop = SyncedLoop(plan.elements, plan.ranks - 1, most_behind=10_000)
-    for turn, busy, switch_seconds in plan.cells:
+    for turn, busy, switch_seconds in plan.lanes:
         sys.setswitchinterval(switch_seconds)
         dist.barrier()
         stop, beside = threading.Event(), None
         before_batch: Callable[[], None] = partial(time.sleep, COMPUTING_SECONDS)
         if dist.get_rank() == plan.ranks - 1:
-            before_batch = {"hashing": hash_a_while, "loader": count_a_while}.get(
-                busy, partial(time.sleep, BUSY_SECONDS)
-            )
+            asleep = partial(time.sleep, BUSY_SECONDS)
+            before_batch = {"hashing": hash_a_while, "loader": count_a_while}.get(busy, asleep)
             if busy == "thread":
                 beside = threading.Thread(target=count_until, args=(stop.is_set,), daemon=True)
                 beside.start()
@@ -498,11 +459,11 @@ def hash_a_while() -> None:
 def link_turns(plan: Plan) -> Iterator[Line]:
     """Take all turns as one rank; of the server's, the figures are in its journal."""
     yield reduction_costs(plan.elements)
-    for run, (turn, strategy, where) in enumerate(plan.cells):
+    for run, (turn, strategy, where) in enumerate(plan.lanes):
         dist.barrier()
         line: Line = {"turn": turn, "where": where, "strategy": strategy, "run": run}
         if where == PLAIN:
-            line["times"] = PlainLoop(plan.elements).seconds(FIRST_ROUNDS + plan.rounds)
+            line["times"] = plain_loop(plan.elements)(FIRST_ROUNDS + plan.rounds)
         elif where == "ranks":
             loop = SyncedLoop(plan.elements, plan.strategies[strategy])
             line["times"] = loop.seconds(FIRST_ROUNDS + plan.rounds)
@@ -512,7 +473,7 @@ def link_turns(plan: Plan) -> Iterator[Line]:
             with paceline.Worker(f"{ADDRESSES[0]}:{PORT + 1 + run}", model) as worker:
                 while worker.running():
                     worker.begin_batch(1)
-                    backward(model)
+                    model().backward()
                     worker.block_done()
                     worker.send()
         dist.barrier()
@@ -521,7 +482,7 @@ def link_turns(plan: Plan) -> Iterator[Line]:
 
 def serve_turns(folder: Path, plan: Plan) -> None:
     """Serve one run after the other, each at a port of its own."""
-    for run, (_, strategy, where) in enumerate(plan.cells):
+    for run, (_, strategy, where) in enumerate(plan.lanes):
         if where != "server":
             continue
         model, optimizer = made(plan.elements)
