@@ -2,7 +2,8 @@
 
     python docs/reference/make.py       command-line.md and recipe-keys.md, beside this file
 
-A test fails where a page is not what this program would write.
+The pages are committed, so that they can be read without building the site. A test fails where a page is not what this
+program would write.
 """
 
 from __future__ import annotations

@@ -10,6 +10,9 @@ gradient is known by who computed it and at which version of the model.
 A *version* of the model is the number of steps it has taken. In a synchronous strategy every round is one step, so the
 version is also the number of the round.
 
+A `Step` is data: its shares (worker, version, weight), and the weight of the fresh mean before. The updates of all
+strategies, compensation included, are such linear combinations, so a driver needs one way to carry them out.
+
 Where workers average among themselves (Local SGD, HPSGD) there is no server, and every worker has an averaging state
 of its own. Its events are a `Happening`, its actions an `Order`:
 

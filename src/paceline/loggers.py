@@ -2,7 +2,8 @@
 
     log(figures: dict[str, float], step: int)
 
-It is the form that loggers have anyway, so most of them are logs as they are:
+It is the form that loggers have anyway, so most of them are logs as they are, and there is no interface of handlers and
+back-ends to adapt to:
 
     run = wandb.init(project="mine")                sync = paceline.HPSGD(model, optimizer, log=run.log)
     mlflow.start_run()                              sync = paceline.HPSGD(model, optimizer, log=mlflow.log_metrics)

@@ -2,7 +2,8 @@
 
 `tensors.py` is the same arithmetic in torch, equal to the last bit. What makes that possible:
 
-- A random number is a hash of the seed and the element's place: no state, so no order and no threads in it.
+- A random number is a hash of the seed and the element's place: no state, so no order and no threads in it,
+  and a replay rounds as the run did.
 - The largest magnitude is found among the bit patterns, as whole numbers: the same in any order, and a number that is
   not finite is the largest of all.
 - Sums are in float64, in 64 lanes that are then folded in halves: an order that vectors can follow.

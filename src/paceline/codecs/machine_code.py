@@ -10,6 +10,8 @@ and threads beside them get half a core. So kernels run on torch's own threads, 
 A region ends when every thread of the team has had its turn, though, which on a crowded machine is long after all the
 work is done. Then, and wherever torch has no OpenMP, a pool of our own does better: whoever gets no turn is not needed.
 
+Numba's own threads are not used: its layer ends the process when two threads use it at once.
+
     torch, then a kernel    main  [torch][kernel parts]               main  [torch][kernel parts      ]
                             team  [torch][kernel parts]spin           team  [torch]spin spin spin
                                                                       pool         [part ][part ][part]

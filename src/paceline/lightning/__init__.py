@@ -8,6 +8,8 @@
 Each keeps what every rank remembers in Lightning's one checkpoint file, and tells Lightning's loggers its figures, as
 "paceline/...". The whole of it is in docs/lightning.md.
 
+In Lightning a strategy and callbacks see all that is needed, where a Trainer of Hugging Face's is met at its methods.
+
     compression     Compress: the codec hook, at the moment when Lightning has wrapped the model
     averaging       Averaging: a strategy without DDP; places: where ranks come together, and who is there
     pruning         Prune: epochs whose lengths differ

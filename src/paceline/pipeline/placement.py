@@ -9,6 +9,8 @@ A pipeline is as fast as its slowest piece, so that is what is made least: exact
 transfers, devices of different speeds, and each device's memory as a condition (`costs` says what a piece costs). Of
 the cuts that are as good, the one with the fewest bytes crossing in both directions; of those, the one that cuts first.
 
+Layers stay in the order in which the model was written. Another order of a graph's layers might cut better still.
+
 The exact cut is found by dynamic programming. Let cost(p, i, j) be what piece p costs as the run from position i to
 position j, infinite where it must not be. From the back to the front,
 

@@ -1,5 +1,7 @@
 """Schedules as data: what each device computes, in which order. One rule makes all four.
 
+The orders are data, so that a step can be drawn and timed without processes. What runs are torch's schedule classes.
+
 A device works through its forwards F(0), F(1), ... and its backwards B(0), B(1), ... each in order. It begins with
 `warm` forwards, and then takes one forward and one backward in turn while there are forwards left:
 

@@ -4,6 +4,9 @@
                                                               └── worker 1 ...
 paceline.train(...)   the script ── forks ── a parent of workers ──┬── worker 0  objects are inherited
 with objects                                                       └── worker 1 ...
+
+A script's data and model reach its workers by the fork, and nothing is pickled. A forked worker computes in a new
+thread: the pool of OpenMP's threads belongs to the thread that began it (`paceline.processes`).
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     update = gradient                       or, with staleness scaling,
     update = gradient / (1 + staleness)     staleness: steps the model took since the gradient's version
 
-Nobody waits, but a gradient is on average N - 1 steps old. With the scaling, N gradients weigh about as much
-as one mean of N, so a learning rate that fits `full` fits here too. One *round*, for budgets and comparisons,
-is N gradients.
+Nobody waits, but a gradient is on average N - 1 steps old. With the scaling, N gradients weigh about as much as one
+mean of N, so a learning rate that fits `full` fits here too. One *round*, for budgets and comparisons, is N gradients,
+so that curves compare like with like; the model takes N steps in it.
 """
 
 from __future__ import annotations

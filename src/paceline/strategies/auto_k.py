@@ -20,6 +20,9 @@ as means of so many samples, is taken off the variance between them. Equally dea
 worker about 0.7 on digits at the start of training. As training goes on all losses become alike though the data does
 not, so the highest skew seen is remembered, and fades slowly.
 
+What is learned from are numbers and no tensors: arrival times, and the mean and variance of each worker's losses. So
+the strategy stays free of torch.
+
 The paper leaves the choice of K open. The constants were fitted to times to target on digits, K = 1..10: those of work
 weighed by its samples on seeds 100 to 102, the others, with which runs of 0.2.0 are played again, on seeds 0 to 2.
 `experiments/questions/choice_of_k.py` measures the choice against every fixed K on seeds from 200 on.

@@ -6,6 +6,9 @@ step, an `Arrived` record comes first, so that the order of records is the order
 
     RunBegan  WorkerJoined  WorkerJoined  StepRecord  Arrived  WorkerLeft  StepRecord  Checkpointed  ...  RunEnded
 
+A journal is events: it says what the strategy was told, not only what it decided. So a replay checks the decisions as
+well as the numbers.
+
 A line holds all of its record and a checksum that goes on from that of the line before (`traces.checked_lines`), and
 is read back as the same record; a line that was altered, taken out, doubled or moved is found:
 

@@ -8,6 +8,10 @@ follow the model, a little behind. How far behind matters: a gradient can be sen
 workers and rounds, but all workers compute with the same model. So a codec must bring workers nearer by half at the
 least. Where it does not (one-bit, a small share of the elements), the change is sent by `FINE`, at eight bits an
 element; and if that does not, or would be larger, the parameters go whole, exactly.
+
+With parameters, a worker that was away, late or new needs the newest model and nothing before it, so one model is all
+that waits for it. Changes must come in order: a stream holds them as long as they are smaller than the model, and then
+the model instead. So a slow worker costs the server no memory either way.
 """
 
 from __future__ import annotations

@@ -12,6 +12,10 @@ before are one vector. Sums are linear, so what is conserved where there is erro
 r is what each rank holds back of its contributions, R what the owner of a shard holds back of its sums. A rank that a
 step has nothing of brings nothing: what it holds back stays with it until its next contribution.
 
+Contributions are encoded and not gradients, so a round is one exchange whatever the strategy asks for, and what error
+feedback holds back is in units of the update: it needs no weight of a later round. To encode each gradient once, as a
+server's workers do, every rank would have to keep the decoded gradients of all others.
+
 A parameter whose flags sum to zero has no gradient in a step, and the optimiser leaves it alone. Of what was held back
 of it before, some may come with this step: then it has a gradient, or that would be lost. One that never had a flag has
 nothing to come: what a codec makes of its zeros (one-bit knows no zero) is noise, which is never applied, and what is

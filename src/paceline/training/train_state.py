@@ -2,6 +2,8 @@
 
 step + gradients -> Combiner -> update -> optimiser -> parameters -> outgoing: the model as workers get it
        changes of buffers (BatchNorm) -> their mean -> buffers
+
+BatchNorm's statistics move by the mean of what the step's workers changed. They are those of a block, as on a worker.
 """
 
 from __future__ import annotations

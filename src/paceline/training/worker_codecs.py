@@ -1,7 +1,8 @@
 """The workers' codecs, where one process computes for all workers: each gradient is encoded as its worker would have.
 
 A codec with a memory (error feedback, warm starts) has one for each worker. It begins empty when the worker joins, and
-changes with every gradient that it encodes, whatever becomes of the gradient.
+changes with every gradient that it encodes, whatever becomes of the gradient. So a journal of who joined and what
+arrived is enough to compute every residual again, also those of gradients that were dropped.
 """
 
 from __future__ import annotations

@@ -1,4 +1,10 @@
-"""Chooses how a round's gradients are computed: in one pass where the model allows it and it pays, else one by one."""
+"""Chooses how a round's gradients are computed: in one pass where the model allows it and it pays, else one by one.
+
+A module can do what its layers do not show (use a weight twice, mix the samples of a batch), so the one-pass engine
+checks itself: the two engines are compared once, in float64 and at shifted parameters, and the loop is used for good if
+they disagree. It is also used where one pass would be slower: by a rule on the sizes of the layers' outputs, never by a
+clock, so that the same recipe gives the same bits.
+"""
 
 from __future__ import annotations
 

@@ -5,6 +5,10 @@
                                                                ├─ checkpoint: all settle, each keeps its own state
                                                                └─ the end:    all leave
 
+Flush, checkpoint and end are not decided by one rank: a rank says in its next average what it is about, and all read
+the same words in the same average. So there is no barrier, each rank takes any number of steps, and nobody is alone in
+a collective.
+
 What is due follows from the steps that all workers have brought to the averages, so all ranks come to it after the same
 average, whatever their speed. `rounds` x ranks local steps are a run. Where training waits for averages every rank
 takes `rounds` of them; where it does not, fast ranks take more than slow ones, and the run is over after the average

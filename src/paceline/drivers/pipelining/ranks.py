@@ -9,7 +9,7 @@
 
 Before anything is computed all ranks tell each other what they are about to do, through rank 0, which knows for whom it
 waits and tells the others who has not come. So a bad batch is refused by all ranks together, and nobody waits for one
-that has refused.
+that has refused. The stages in the middle see no batch, so this message also tells them how large it is.
 
 A rank that fails in the middle of a schedule cannot be waited for:
 

@@ -1,6 +1,7 @@
 """Who is alive: every rank writes a counter to the store once a second, and looks at those of the others.
 
-A collective that waits for a dead rank does not say for whom it waits. So every rank has a thread that writes
+A collective that waits for a dead rank does not say for whom it waits: gloo tells a lost connection to the neighbours
+of the dead rank alone, and a frozen process to nobody before its timeout. So every rank has a thread that writes
 
     <count> <averages or rounds entered> <why it has left, if it has>
 

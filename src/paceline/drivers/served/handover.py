@@ -3,8 +3,9 @@
     model slots      2, for all such workers; only the server writes them
     gradient slots   2 for each such worker, which writes them: a late gradient and a fresh one
 
-A message then says in which slot its body lies, and has none itself; `Taken` gives the slot back. All else, and every
-body for which no slot is free, goes over the connection as ever.
+A message then says in which slot its body lies, and has none itself; `Taken` gives the slot back. Shared memory is an
+option of a message: all else about a round is the same, and every body for which no slot is free, or whose worker is on
+another machine, goes over the connection as ever.
 
 A worker proves to be on this machine by asking for the slots at a socket that only this machine can reach (an abstract
 Unix socket), as the same user, with a token that was in its Welcome: so TLS has let it in before. The memory has no

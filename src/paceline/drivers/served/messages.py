@@ -18,6 +18,14 @@ is room for a Goodbye.
       Beat(progress)  now and then   ->   <-  Beat                 silence means death
       Leave(reason)                  ->   <-  Goodbye(reason, what to do)
 
+Frames of our own, and no gRPC, which carried the messages at first. A bare exchange of the same bytes, without any of
+our code, took three times gloo's all-reduce in every setting tried (chunks of 64 KiB to 44 MB, event loop and threads,
+buffer sizes, zero-copy sending). It copies each message four times on its way and keeps it whole at both ends, which
+was 4 models of memory for each worker. It also hides the bytes that have come until their message is whole, so on a
+slow link nothing tells a peer that sends from one that is dead. A frame is nine bytes and a body that goes straight
+between the socket and the tensor, and every byte is a sign of life. What gRPC did besides is little: TLS 1.3 is
+Python's `ssl`, flow control is TCP's, and pings are the Beats.
+
 Nothing is ever unpickled. Whatever arrives is checked before it is used: sizes first, then types, then ranges. The
 receiver never allocates by what a message says: the sizes follow from the model, and a message that says other sizes is
 refused before its first byte is kept.

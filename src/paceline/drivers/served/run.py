@@ -5,6 +5,10 @@
                      waits for that, but not for long (`Snapshot`)
 
 An evaluation or checkpoint that is due while the one before is still being made is left out; the last one never is.
+
+Checkpoints are taken between rounds, where nothing is half-done: no gradient waits, and the strategy's state is a few
+numbers. Work of an open round that is lost with a server is computed again, from the same batches. A checkpoint is read
+from the memory that is trained, because copies of parameters, optimiser and compensation would be three more models.
 """
 
 from __future__ import annotations

@@ -5,6 +5,14 @@
 
 Everything runs in one event loop, so nothing here needs a lock. Work that takes long is done in threads: a gradient is
 decoded and looked through while the next ones arrive; for measuring the model and writing checkpoints see `run.py`.
+
+A thread per stream was as quick, but a thousand silent strangers were a thousand threads. Deadlines are checked four
+times a second for all streams, instead of timeouts for every read. When the server itself was busy, everybody is
+excused for as long.
+
+Memory of gradients is kept here and not by malloc. A gradient is received into memory that was used before, and floats
+are decoded where they arrive: a payload lies at the end of the room for its vector and is widened from the front. So a
+gradient is one model of memory and costs no page faults. Large blocks of all else go back to the system at once.
 """
 
 from __future__ import annotations

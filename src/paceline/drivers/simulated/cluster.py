@@ -24,6 +24,9 @@ A worker is late if it still computes when the next model arrives, because the r
                            round at once; with `late_blocks` (the paper's figure 6) the gradient of its first so many
                            blocks, or of a number that is drawn anew for each batch
 
+"complete" is the default, so that results can be held against the paper's figures. "partial" is what a real cluster
+does. Every table and page names which it was.
+
 With `on="ranks"` there is no server: a gradient stays where it is, and what arrives, a latency later, is a message of a
 few bytes that it is there. One rank decides, and a latency later all know the step and add up in one ring:
 

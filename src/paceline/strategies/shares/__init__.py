@@ -5,6 +5,13 @@
     sharing      when new shares pay: settings, the decision, and the state of a run in rounds
     sizes        the sizes that a driver was told to give its workers
 
+    seconds of batches ──> SpeedEstimate ──> Speed each ──> divide: whole numbers, ──> decide: do they pay? ──> shares
+    (hooks, or arrivals)   (median, fixed part)             the slowest least                                  or none
+
+Two carry the decision out. `paceline.Balance`, under DDP: ranks tell each other their Speed every few steps, and all
+compute the same decision. Strategies in rounds: one strategy hears of all arrivals, and its action Assign gives each
+worker the size of its next batch.
+
 Nothing here reads a clock or a socket, or draws a random number: whoever measured the seconds gives them. So ranks that
 have the same numbers come to the same shares, and a replay does too.
 """
