@@ -134,8 +134,8 @@ def scale(size: Size, measured: Mapping[str, Costs]) -> Telling:
         ],
         caption="\n".join(
             f"{place}: {1000 * network.latency_seconds:.2f} ms a hop, "
-            f"{(network.worker_bits_per_second or 0.0) / 1e9:.2f} Gbit/s, {costs[place]['bytes'] / 1e6:.0f} MB a message"
-            f"{'' if part in measured else ', as documented'}"
+            f"{(network.worker_bits_per_second or 0.0) / 1e9:.2f} Gbit/s, {costs[place]['bytes'] / 1e6:.0f} MB a "
+            f"message{'' if part in measured else ', as documented'}"
             for (part, place), network in zip(PLACES.items(), networks.values(), strict=True)
         ),
     )  # fmt: skip

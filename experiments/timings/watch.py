@@ -24,6 +24,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -41,6 +42,7 @@ from experiments.core.turns import bar, verdict
 from paceline.drivers.watching.buckets import EVERY, FIRST_STEPS, BucketTimer
 from paceline.drivers.watching.lines import DelayedLines
 from paceline.drivers.watching.phases import StepPhases
+from paceline.quantities import percent_text
 from paceline.reports.table import PlainTable
 
 PLAIN, AGAIN, WATCHED, PHASES, HOOK = "plain", "plain again", "watched", "watched, buckets=False", "PyTorch's own hook"
@@ -48,6 +50,7 @@ LANES = (PLAIN, WATCHED, PHASES, HOOK, AGAIN)
 INSIDE = "inside"
 WARM_STEPS = FIRST_STEPS + EVERY  # from then on every tenth step has its buckets timed
 STEP_SECONDS, MOST_SHARE = 0.02, 0.01
+fine = partial(percent_text, digits=2)
 WAYS_IN = (
     "_before_forward", "_after_forward", "_on_gradient", "_on_backward_through", "_on_round_finished", "_before_step",
     "_after_step",
@@ -93,14 +96,14 @@ def watch(size: Size) -> Telling:
             headings=("lane", "processor, us", "added, us", "of 20 ms"),
             rows=[
                 (row["lane"], *(f"{1e6 * row[name]:,.0f}" for name in ("processor_seconds", "added_seconds")),
-                 fine_percent(row["added_seconds"] / STEP_SECONDS))
+                 fine(row["added_seconds"] / STEP_SECONDS))
                 for row in of_ranks
             ],
             caption="Added: processor time of a step over the plain lanes' least.",
         )  # fmt: skip
     claims = {
         ranks: bar(f"inside watch, {ranks} ranks: processor time in a step, of 20 ms", found["least"] / STEP_SECONDS,
-                   most=MOST_SHARE, write=fine_percent)
+                   most=MOST_SHARE, write=fine)
         for ranks, found in inside.items()
     }  # fmt: skip
     yield PlainTable(
@@ -115,15 +118,6 @@ def watch(size: Size) -> Telling:
     )  # fmt: skip
     yield from claims.values()
     yield Numbers({"jobs": [asdict(job) for job in jobs], "rows": rows, "inside": inside})
-
-
-def fine_percent(value: float) -> str:
-    """Write a small share.
-
-    >>> fine_percent(0.00437)
-    '0.44 %'
-    """
-    return f"{100 * value:.2f} %"
 
 
 def inside_of(turns: Sequence[Line]) -> dict[str, float]:
