@@ -197,7 +197,7 @@ def tell_checks(runs: Sequence[Ran]) -> Telling:
             yield near
             yield Claim(kind="bar", text=f"{name}: replayed from its trace", holds=not run.difference, because=same)
             shown.append(
-                (name, f"{run.seconds:.2f}", f"{1e3 * run.latency_seconds:.2f}", f"{run.predicted_seconds:.2f}",
+                (lane, f"{run.seconds:.2f}", f"{1e3 * run.latency_seconds:.2f}", f"{run.predicted_seconds:.2f}",
                  f"{ratio:.3f}", percent(abs(ratio - 1)), verdict(near), "differs" if run.difference else same)
             )  # fmt: skip
     yield PlainTable(
