@@ -135,6 +135,16 @@ def write_lines(folder: Path, rank: int, ranks: int, lines: Callable[[], Iterabl
     dist.destroy_process_group()
 
 
+def by_lane(lines: Sequence[Line]) -> dict[str, list[Line]]:
+    """Return the lines of each lane, in the order in which lanes came first.
+
+    >>> by_lane([{"lane": "b"}, {"lane": "a"}, {"lane": "b"}])
+    {'b': [{'lane': 'b'}, {'lane': 'b'}], 'a': [{'lane': 'a'}]}
+    """
+    lanes = dict.fromkeys(line["lane"] for line in lines)
+    return {lane: [line for line in lines if line["lane"] == lane] for lane in lanes}
+
+
 def free_address() -> str:
     """Return an address of this machine at which no process listens."""
     with socket.socket() as found:

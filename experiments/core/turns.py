@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, TypeVar
@@ -56,3 +57,14 @@ def bar(
 def verdict(claim: Claim) -> str:
     """Return a claim's word in a table."""
     return "PASS" if claim.holds else "MISS"
+
+
+def cells(row: Mapping[str, Any], **styles: str) -> list[str]:
+    """Return figures of a row, each written in its style; one that the row does not have is empty.
+
+    >>> cells({"seconds": 2.0, "saved": 0.25, "of_it": math.nan}, seconds=".2f", saved=".1%", of_it=".1%", loss=".3f")
+    ['2.00', '25.0 %', 'none', '']
+    """
+    known = {name: row[name] for name in styles if name in row}
+    texts = {name: "none" if math.isnan(each) else f"{each:{styles[name]}}" for name, each in known.items()}
+    return [texts.get(name, "").replace("%", " %") for name in styles]

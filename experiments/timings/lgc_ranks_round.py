@@ -46,9 +46,18 @@ from torch.nn.parallel import DistributedDataParallel
 
 import paceline
 from experiments.core.hosts import ADDRESSES, RATE, Cable, why_not
-from experiments.core.ranks import Line, ended_by_signals, free_address, lines_of, started, told_by_ranks, write_lines
+from experiments.core.ranks import (
+    Line,
+    by_lane,
+    ended_by_signals,
+    free_address,
+    lines_of,
+    started,
+    told_by_ranks,
+    write_lines,
+)
 from experiments.core.story import Numbers, Size
-from experiments.core.turns import bar, verdict
+from experiments.core.turns import bar, cells, verdict
 from paceline.drivers.rounds.switching import SWITCH_SECONDS
 from paceline.events import Share, Step
 from paceline.reports.table import PlainTable
@@ -164,13 +173,14 @@ def link(size: Size, repeat: int) -> Generator[Any, Any, Costs | None]:
     plan = plan_of(
         size, "link", f"{ADDRESSES[0]}:{PORT}", elements=(40_000, 1_000_000), turns=repeat or 2, rounds=(2, 12)
     )
+    count, text = plan.ranks + 1, json.dumps(asdict(plan))
     with (
         ended_by_signals(),
         tempfile.TemporaryDirectory(prefix="paceline-lgc-ranks-") as name,
         Cable() as cable,
-        started(MODULE, Path(name), plan.ranks + 1, json.dumps(asdict(plan)), hosts=hosts_of(cable, plan)) as processes,
+        started(MODULE, Path(name), count, text, hosts=hosts_of(cable, plan.ranks)) as ranks,
     ):
-        ((first, *lines),) = yield from lines_of(processes, Path(name), plan.labels, writers=1)
+        ((first, *lines),) = yield from lines_of(ranks, Path(name), plan.labels, writers=1)
         for line in lines:
             if line["where"] == "server":
                 trace = read_journal(Path(name, f"run-{line['run']}", "trace.jsonl"))
@@ -184,7 +194,7 @@ def link(size: Size, repeat: int) -> Generator[Any, Any, Costs | None]:
         title="Rounds a second on two hosts, without and with a server",
         headings=("strategy", "ranks", "server", "ranks / server", ""),
         rows=[
-            (strategy, *(f"{row[name]:.2f}" for name in ("ranks", "server", "ratio")), verdict(claims[strategy]))
+            (strategy, *cells(row, ranks=".2f", server=".2f", ratio=".2f"), verdict(claims[strategy]))
             for strategy, row in rows.items()
         ],
         caption=f"{plan.elements:,} parameters, {plan.ranks} ranks, {RATE}/s; the best turn of {plan.turns}.",
@@ -194,17 +204,16 @@ def link(size: Size, repeat: int) -> Generator[Any, Any, Costs | None]:
     return dict(first)
 
 
-def hosts_of(cable: Cable, plan: Plan) -> list[tuple[str, str]]:
+def hosts_of(cable: Cable, ranks: int) -> list[tuple[str, str]]:
     """Return where each rank is, and then the server: on the first host."""
     first, second = zip(cable.hosts, cable.interfaces, strict=True)
-    return [*[first] * (plan.ranks // 2), *[second] * (plan.ranks // 2), first]
+    return [*[first] * (ranks // 2), *[second] * (ranks // 2), first]
 
 
 def round_rows(turns: Sequence[Line]) -> dict[str, dict[str, float]]:
     """Return each lane's best turn, median round and least processor time, and each by the plain loop's."""
     rows: dict[str, dict[str, float]] = {}
-    for lane in dict.fromkeys(turn["lane"] for turn in turns):
-        own = [turn for turn in turns if turn["lane"] == lane]
+    for lane, own in by_lane(turns).items():
         row = {
             "best": min(turn["seconds"] for turn in own),
             "median": median(each for turn in own for each in turn["rounds"]),
@@ -222,13 +231,11 @@ def round_cells(row: Mapping[str, float]) -> list[str]:
 
 def lock_rows(turns: Sequence[Line]) -> dict[str, dict[str, float]]:
     """Return for each way to be busy the best turn's seconds of a round, with either interval."""
-    rows: dict[str, dict[str, float]] = {busy: {} for busy in BUSY}
-    for name, interval in (("python", PYTHON_SWITCH_SECONDS), ("ours", SWITCH_SECONDS)):
-        for busy, row in rows.items():
-            row[name] = min(
-                turn["seconds"] for turn in turns if (turn["busy"], turn["switch_seconds"]) == (busy, interval)
-            )
-    return rows
+    seconds: dict[tuple[str, float], list[float]] = {}
+    for turn in turns:
+        seconds.setdefault((turn["busy"], turn["switch_seconds"]), []).append(turn["seconds"])
+    intervals = {"python": PYTHON_SWITCH_SECONDS, "ours": SWITCH_SECONDS}
+    return {busy: {name: min(seconds[busy, each]) for name, each in intervals.items()} for busy in BUSY}
 
 
 def link_rows(lines: Sequence[Line], rounds: int) -> dict[str, dict[str, float]]:
@@ -239,10 +246,7 @@ def link_rows(lines: Sequence[Line], rounds: int) -> dict[str, dict[str, float]]
         line["rounds_per_second"] = found = rounds / (times[-1] - times[0])
         row = best.setdefault(line["strategy"], {})
         row[line["where"]] = max(found, row.get(line["where"], 0.0))
-    return {
-        strategy: {"ranks": row["ranks"], "server": row["server"], "ratio": row["ranks"] / row["server"]}
-        for strategy, row in best.items()
-    }
+    return {strategy: row | {"ratio": row["ranks"] / row["server"]} for strategy, row in best.items()}
 
 
 # -- loops of a rank ---------------------------------------------------------------------------------------------------
@@ -311,10 +315,8 @@ class SyncedLoop:
 
     def __init__(self, elements: int, k: int, **common: Any) -> None:
         self._model, optimizer = made(elements)
-        if k == dist.get_world_size():
-            self.sync: Any = paceline.FullSync(self._model, optimizer, record=True, blocks=1, **common)
-        else:
-            self.sync = paceline.LGCSync(self._model, optimizer, k=k, record=True, blocks=1, **common)
+        kind: Any = paceline.FullSync if k == dist.get_world_size() else partial(paceline.LGCSync, k=k)
+        self.sync = kind(self._model, optimizer, record=True, blocks=1, **common)
 
     def seconds(self, rounds: int, before_batch: Callable[[], None] = lambda: None) -> list[float]:
         """Return when the update of each of so many rounds was there."""

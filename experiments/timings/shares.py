@@ -53,7 +53,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 import paceline
 from experiments.core.claims import percent
 from experiments.core.inside import InsideTime, around_nothing
-from experiments.core.ranks import Line, told_by_ranks, write_lines
+from experiments.core.ranks import Line, by_lane, told_by_ranks, write_lines
 from experiments.core.story import Numbers, Size, Telling, deviation, experiment
 from experiments.core.turns import bar, verdict
 from experiments.papers.lgc.setting import chosen
@@ -207,11 +207,6 @@ def shares(size: Size, *, parts: tuple[str, ...] = PARTS, repeat: int = 0, accur
     if "accuracy" in parts:
         yield from tell_accuracy(by_lane(found["accuracy", "digits"]))
     yield Numbers({"first_seed": first})
-
-
-def by_lane(lines: Sequence[Line]) -> dict[str, list[Line]]:
-    lanes = dict.fromkeys(line["lane"] for line in lines)
-    return {lane: [line for line in lines if line["lane"] == lane] for lane in lanes}
 
 
 # -- how quick ---------------------------------------------------------------------------------------------------------

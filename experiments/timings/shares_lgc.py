@@ -29,8 +29,7 @@ from experiments.core.claims import percent
 from experiments.core.ranks import ended_by_signals
 from experiments.core.running import ExperimentError
 from experiments.core.story import NAN, Numbers, Size, Step, Telling, experiment
-from experiments.core.turns import bar, verdict
-from experiments.timings.lgc_ranks_training import cells
+from experiments.core.turns import bar, cells, verdict
 from paceline.recipes import Recipe
 from paceline.reports.table import PlainTable
 from paceline.runs import simulate
@@ -77,7 +76,7 @@ def shares_lgc(size: Size, *, rounds: int = 0) -> Telling:
     }
     yield PlainTable(
         title="Seconds to the target loss: one rank slow, all of them now and then",
-        headings=("\nstrategy", "\nreal", "\nsimulated", "a round,\nreal", "\nsimulated", "\noff", "", "shares\nat last"),
+        headings=("\nstrategy", "\nreal", "\nsimulated", "round,\nreal", "\nsimulated", "\noff", "", "shares\nat last"),
         rows=[
             (lane, *cells(row, real_to_target=".1f", simulated_to_target=".1f", real_round=".3f", simulated_round=".3f",
                           off=".1%"), verdict(off[lane]), " ".join(map(str, row["shares"])) or "equal")
