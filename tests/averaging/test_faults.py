@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from tests.distributed.ranks import Ranks
+from tests.waiting import until_there
 
 pytestmark = pytest.mark.xdist_group("averaging")  # one trio for all of them
 SILENCE_SECONDS = 4.0
@@ -59,16 +58,9 @@ def test_a_size_that_no_payload_has_is_refused_before_there_is_room_made_for_it(
         assert said.startswith("AveragingError: rank 1 says that its payload has 1,125,899,906,842,624 bytes")
 
 
-def wait_for(files, seconds=40):
-    deadline = time.monotonic() + seconds
-    while not all(file.exists() for file in files):
-        assert time.monotonic() < deadline, "the ranks did not begin"
-        time.sleep(0.02)
-
-
 def test_a_rank_that_is_stopped_is_named_by_the_others(trio, tmp_path):
     trio.tell("until_it_ends", member="hpsgd", silence_seconds=SILENCE_SECONDS, folder=str(tmp_path))
-    wait_for([tmp_path / f"training-{rank}" for rank in range(3)])
+    until_there(*(tmp_path / f"training-{rank}" for rank in range(3)))
     trio.freeze(1)
     try:
         for said in trio.answers((0, 2), seconds=30):
@@ -86,7 +78,7 @@ def test_kill_9_of_a_rank_ends_the_others_with_its_name(tmp_path, victim, member
     with Ranks(tmp_path, 2, "tests.averaging.jobs") as pair:
         settings = {"member": member, "codec": codec, "silence_seconds": SILENCE_SECONDS}
         pair.tell("until_it_ends", folder=str(tmp_path), **settings)
-        wait_for([tmp_path / f"training-{rank}" for rank in range(2)])
+        until_there(*(tmp_path / f"training-{rank}" for rank in range(2)))
         pair.kill(victim)
         (said,) = pair.answers((other,), seconds=30)
     assert f"rank {victim} is gone" in said

@@ -14,33 +14,15 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
 from paceline.traces.checked_lines import checksum_of
 from paceline.traces.journal import Arrived, StepRecord, WorkerJoined, WorkerLeft, record_from
 from tests import warm
+from tests.waiting import DEADLINE_SECONDS, until
 
-DEADLINE_SECONDS = 60.0
 PACELINE = [sys.executable, "-m", "paceline"]
-
-
-class Late(AssertionError):  # noqa: N818 - what happened
-    """Something did not happen in time."""
-
-
-def until(happened, what, *, seconds=DEADLINE_SECONDS, cluster=None):
-    """Wait for something to become true; returns what it gave."""
-    deadline = time.monotonic() + seconds
-    while True:
-        found = happened()
-        if found:
-            return found
-        if time.monotonic() > deadline:
-            log = f"\nlog:\n{cluster.log}" if cluster is not None else ""
-            raise Late(f"{what}: not within {seconds:g} s{log}")
-        time.sleep(0.02)
 
 
 class Cluster:
@@ -91,7 +73,7 @@ class Cluster:
             found = re.findall(r"server at 127\.0\.0\.1:(\d+)", self.log)
             return int(found[-1]) if len(found) > before else None
 
-        self._port = until(opened, "the server opens", cluster=self)
+        self._port = self.until(opened, "the server opens")
 
     @property
     def address(self):
@@ -176,8 +158,12 @@ class Cluster:
                 members.discard(record.worker)
         return members
 
+    def until(self, happened, what, *, seconds=DEADLINE_SECONDS):
+        """Wait for something, and return it; the server's log is in the failure."""
+        return until(happened, what, seconds=seconds, log=lambda: self.log)
+
     def until_round(self, number, *, seconds=DEADLINE_SECONDS):
-        until(lambda: self.round >= number, f"round {number}", seconds=seconds, cluster=self)
+        self.until(lambda: self.round >= number, f"round {number}", seconds=seconds)
 
     def until_goes_on(self, rounds=5, *, seconds=DEADLINE_SECONDS):
         """Training goes on, from where it is now."""
@@ -189,10 +175,10 @@ class Cluster:
         def line():
             return next((text for text in self.log.splitlines() if re.search(pattern, text)), None)
 
-        return until(line, f"a line like {pattern!r}", seconds=seconds, cluster=self)
+        return self.until(line, f"a line like {pattern!r}", seconds=seconds)
 
     def until_alive(self, numbers, *, seconds=DEADLINE_SECONDS):
-        until(lambda: self.alive == set(numbers), f"alive: {sorted(numbers)}", seconds=seconds, cluster=self)
+        self.until(lambda: self.alive == set(numbers), f"alive: {sorted(numbers)}", seconds=seconds)
 
     def stop(self, *, seconds=DEADLINE_SECONDS):
         """SIGTERM, and wait for the end; returns the exit code."""
@@ -210,7 +196,7 @@ class Cluster:
     def until_delivers(self, worker, *, seconds=DEADLINE_SECONDS):
         """A worker's gradients come in, from now on."""
         since = self.round
-        until(lambda: self.delivered(worker, since=since), f"worker {worker} delivers", seconds=seconds, cluster=self)
+        self.until(lambda: self.delivered(worker, since=since), f"worker {worker} delivers", seconds=seconds)
 
     def replay(self):
         """What `paceline replay` says of the run."""

@@ -43,7 +43,8 @@ from paceline.drivers.served.worker import Worker
 from paceline.recipes import Recipe
 from paceline.recipes.assembly import load_data, make_training
 from paceline.traces.journal import WorkerJoined
-from tests.cluster.harness import Cluster, Late, until
+from tests.cluster.harness import Cluster
+from tests.waiting import Late, until
 
 ANSWER_SECONDS = 30.0
 

@@ -12,8 +12,8 @@ from paceline.drivers.ranks.checkpoints import RankCheckpoints
 from paceline.traces.checkpoints import read_newest
 from paceline.traces.journal import TRACE, Checkpointed, JournalError, RunEnded, StepRecord
 from paceline.traces.journal_files import JournalWriter, read_journal
-from tests.cluster.harness import until
 from tests.drivers.served.test_worker import batches, network, serving
+from tests.waiting import until
 
 ROUNDS = 12
 

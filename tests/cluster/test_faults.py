@@ -8,7 +8,8 @@ from collections import Counter
 
 from paceline.runs.replaying import replay
 from paceline.traces.journal import Arrived, StepRecord, WorkerJoined, WorkerLeft
-from tests.cluster.harness import Cluster, until
+from tests.cluster.harness import Cluster
+from tests.waiting import until
 
 STOPPED_BY_SIGTERM = 130
 PACED = (("inject-delays", "true"), ("delay.shift-seconds", 0.04), ("delay.mean-seconds", 0.02))
@@ -98,7 +99,7 @@ def test_a_full_round_does_not_wait_for_workers_that_are_dead_or_frozen(tmp_path
         frozen = time.monotonic()
         cluster.until_log(r"^worker 1 left: silent for 3 s$")
         cluster.until_alive({0, 2})
-        until(lambda: cluster.until_goes_on() or time.monotonic() - frozen > 10, "ten seconds", cluster=cluster)
+        cluster.until(lambda: cluster.until_goes_on() or time.monotonic() - frozen > 10, "ten seconds")
         assert cluster.alive == {0, 2}
         cluster.signal_worker(1, signal.SIGCONT)
         cluster.until_alive({0, 1, 2})

@@ -20,6 +20,7 @@ from paceline.traces.recorded_run import read_run
 from paceline.traces.step_times import read_all_times
 from tests import warm
 from tests.launches import free_port
+from tests.waiting import until
 
 STARTS_WITHIN_SECONDS = 120.0
 ENDS_WITHIN_SECONDS = 120.0
@@ -70,11 +71,13 @@ def ranks_of(process):
 
 
 def wait_for_checkpoints(process, folder, tmp_path, ranks=2):
-    deadline = time.monotonic() + STARTS_WITHIN_SECONDS
-    while not all(list((folder / f"rank-{rank}").glob("checkpoint-*[0-9]")) for rank in range(ranks)):
-        assert process.poll() is None, said(tmp_path)
-        assert time.monotonic() < deadline, said(tmp_path)
-        time.sleep(0.05)
+    until(
+        lambda: all(list((folder / f"rank-{rank}").glob("checkpoint-*[0-9]")) for rank in range(ranks)),
+        "a checkpoint of each rank",
+        seconds=STARTS_WITHIN_SECONDS,
+        process=process,
+        log=lambda: said(tmp_path),
+    )
 
 
 def ended(process, tmp_path, within=ENDS_WITHIN_SECONDS):
@@ -173,13 +176,11 @@ def test_a_machine_that_is_lost_is_replaced_and_all_go_on_from_the_last_checkpoi
 
 
 def wait_until_listening(port, tmp_path):
-    deadline = time.monotonic() + STARTS_WITHIN_SECONDS
-    while True:
+    def listens():
         with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        assert time.monotonic() < deadline, said(tmp_path)
-        time.sleep(0.05)
+            return probe.connect_ex(("127.0.0.1", port)) == 0
+
+    until(listens, "the launcher listens", seconds=STARTS_WITHIN_SECONDS, log=lambda: said(tmp_path))
 
 
 def test_who_is_told_to_go_ends_its_ranks_first(recipe, tmp_path, monkeypatch, capsys):

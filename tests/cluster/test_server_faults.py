@@ -15,7 +15,7 @@ from paceline.traces.checkpoints import read_newest
 from paceline.traces.journal import Resumed, RunEnded, StepRecord
 from paceline.traces.step_times import read_all_times
 from tests import warm
-from tests.cluster.harness import PACELINE, Cluster, until
+from tests.cluster.harness import PACELINE, Cluster
 from tests.cluster.test_faults import PACED, STOPPED_BY_SIGTERM, assert_stops_and_replays, lines
 
 EVERY_ROUND = (("checkpoint-every", 1),)
@@ -29,7 +29,7 @@ def resumes(cluster, workers):
     """The server comes back on its port, and the workers find it by themselves."""
     before = len(cluster.events(Resumed))
     cluster.start_server(resume=True)
-    until(lambda: len(cluster.events(Resumed)) > before, "the trace says so", cluster=cluster)
+    cluster.until(lambda: len(cluster.events(Resumed)) > before, "the trace says so")
     cluster.until_alive(workers)
     cluster.until_goes_on()
     return cluster.events(Resumed)[-1]
@@ -122,7 +122,7 @@ def tiny_disk(tmp_path):
 def test_training_goes_on_when_the_disk_is_full_and_an_older_checkpoint_stays(tmp_path, tiny_disk):
     settings = (*PACED, ("checkpoint-every", 5), ("evaluate-every", 1000))
     with Cluster(tmp_path, workers=3, k=2, rounds=400, settings=settings) as cluster:
-        until(lambda: len(checkpoints(cluster)) >= 2, "two checkpoints", cluster=cluster)
+        cluster.until(lambda: len(checkpoints(cluster)) >= 2, "two checkpoints")
         filler = tiny_disk / "filler"
         fill(filler)
         line = cluster.until_log("cannot write checkpoint .* No space left on device; the one before .* stays")

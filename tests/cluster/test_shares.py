@@ -13,9 +13,10 @@ import paceline
 from paceline.strategies.shares.sharing import PERIOD
 from paceline.traces.journal import TRACE, Arrived, Checkpointed, Resumed, StepRecord, WorkerJoined
 from paceline.traces.journal_files import effective, read_journal
-from tests.cluster.harness import Cluster, until
+from tests.cluster.harness import Cluster
 from tests.cluster.peers import Peer, Visited
 from tests.cluster.test_ranks import ENDS_WITHIN_SECONDS, ended, ranks_of, said, started, wait_for_checkpoints
+from tests.waiting import until
 
 BATCH, BLOCKS = 24, 2
 RECIPE = """
@@ -155,20 +156,20 @@ def test_a_server_and_its_workers_come_and_go_and_no_place_is_drawn_twice(tmp_pa
         def shares():
             return {worker: each[-1].batch_samples for worker, each in batches_of(cluster.records).items()}
 
-        until(lambda: shares().get(SLOW, BATCH) < BATCH, "the slow one gets fewer", cluster=cluster)
+        cluster.until(lambda: shares().get(SLOW, BATCH) < BATCH, "the slow one gets fewer")
         cluster.kill_worker(1)
         cluster.until_alive({0, 2})
         two = lambda: shares()[0] + shares()[2]  # noqa: E731
-        until(lambda: two() == 2 * BATCH, "two have the batch of two", cluster=cluster)
+        cluster.until(lambda: two() == 2 * BATCH, "two have the batch of two")
         spare = cluster.prepare_workers([1])
         cluster.let_join(spare)
         cluster.until_alive(range(3))
-        until(lambda: sum(shares().values()) == 3 * BATCH, "three have the batch of three", cluster=cluster)
+        cluster.until(lambda: sum(shares().values()) == 3 * BATCH, "three have the batch of three")
         saved = len(cluster.events(Checkpointed))
-        until(lambda: len(cluster.events(Checkpointed)) > saved, "a checkpoint with them", cluster=cluster)
+        cluster.until(lambda: len(cluster.events(Checkpointed)) > saved, "a checkpoint with them")
         cluster.kill_server()
         cluster.start_server(resume=True)
-        (resumed,) = until(lambda: cluster.events(Resumed), "it goes on", cluster=cluster)
+        (resumed,) = cluster.until(lambda: cluster.events(Resumed), "it goes on")
         cluster.until_goes_on()
         after = batches_of(cluster.records[cluster.records.index(resumed) :])
         assert after[SLOW][0].batch_samples < BATCH

@@ -40,7 +40,6 @@ from paceline.recipes import Recipe
 from paceline.recipes.assembly import load_data
 from paceline.traces.journal import Evaluated, Refused, RunBegan, StepRecord, WorkerLeft
 from paceline.traces.step_times import read_times, times_path
-from tests.cluster.harness import until
 from tests.cluster.peers import (
     Peer,
     RawFrames,
@@ -51,6 +50,7 @@ from tests.cluster.peers import (
     hello,
     poison,
 )
+from tests.waiting import until
 
 HEALTHY = {0, 1, 2}
 PACED = (  # some ten rounds a second, whatever the machine
@@ -101,13 +101,12 @@ def unharmed(cluster, *, says=None, refused=None):
     yield
     pattern = says or (f"refused .*{refused}" if refused else None)
     if pattern:
-        until(lambda: _matching(cluster, lines, pattern), f"a line like {pattern!r}", seconds=20, cluster=cluster)
+        cluster.until(lambda: _matching(cluster, lines, pattern), f"a line like {pattern!r}", seconds=20)
         assert len(_matching(cluster, lines, pattern)[0]) < 500
     if refused:
-        until(
+        cluster.until(
             lambda: any(isinstance(r, Refused) and re.search(refused, r.reason) for r in cluster.records[records:]),
             f"a record of {refused!r}",
-            cluster=cluster,
         )
     cluster.until_goes_on(3, seconds=30)
     assert cluster.alive >= HEALTHY, cluster.log
@@ -126,7 +125,7 @@ def test_a_gradient_that_is_not_finite_is_refused_and_its_worker_stays_if_the_ne
     before = len(cluster.records)
     with unharmed(cluster, says=r"worker 3 sent a gradient that is not finite: refused", refused=None):
         working = Working(cluster.address, poison(value, at={2}))
-        until(lambda: working.sends >= 8 or working.error, "eight gradients", cluster=cluster)
+        cluster.until(lambda: working.sends >= 8 or working.error, "eight gradients")
         assert working.error is None
         assert working.number == 3
         assert 3 in cluster.alive
@@ -145,7 +144,7 @@ def test_a_worker_whose_gradients_are_never_finite_is_dismissed_for_good(cluster
     before = len(cluster.records)
     with unharmed(cluster, says="worker 3 left: it sent 3 gradients in a row that are not finite"):
         working = Working(cluster.address, poison(value, at=range(100)))
-        until(lambda: working.error, "the worker gives up", cluster=cluster)
+        cluster.until(lambda: working.error, "the worker gives up")
     assert working.error.startswith("WorkerRefused: the server at")
     assert "3 gradients in a row that are not finite" in working.error
     assert working.sends in (3, 4)  # the fourth had begun before it was told
@@ -276,7 +275,7 @@ def test_times_that_a_worker_makes_up_are_cut_to_what_the_server_has_seen(cluste
 
     working = Working(cluster.address, make_up)
     with unharmed(cluster):
-        until(lambda: working.sends > 6, "it has sent some", cluster=cluster)
+        cluster.until(lambda: working.sends > 6, "it has sent some")
         working.stop()
     steps = read_times(times_path(cluster.run, "worker", working.number)).steps[-4:]
     for step in steps:
@@ -308,7 +307,7 @@ def test_a_gradient_sent_twice_counts_once(cluster, shared):
 
     with unharmed(cluster, refused="and has answered|slot . cannot hold a gradient"):
         working = Working(cluster.address, twice)
-        until(lambda: working.error, "it is refused", cluster=cluster)
+        cluster.until(lambda: working.error, "it is refused")
     assert "WorkerRefused" in working.error
 
 
@@ -319,7 +318,7 @@ def test_a_batch_of_the_past_is_refused(cluster):
 
     with unharmed(cluster, refused="cannot be: the worker's next is batch"):
         working = Working(cluster.address, again)
-        until(lambda: working.error, "it is refused", cluster=cluster)
+        cluster.until(lambda: working.error, "it is refused")
     assert "cannot be: the worker's next is batch" in working.error
 
 
@@ -335,7 +334,7 @@ def test_a_gradient_of_long_ago_is_dropped_and_one_from_before_that_refused(clus
             found = [r for r in cluster.records if isinstance(r, StepRecord)]
             return any((d.worker, d.version) == (peer.welcome.worker, first) for r in found for d in r.dropped)
 
-        until(dropped, "it is dropped", cluster=cluster)
+        cluster.until(dropped, "it is dropped")
         assert peer.welcome.worker in cluster.alive
         peer.say(peer.gradient(version=first - 1, draw=peer.welcome.first_draw + 1), peer.zeros)
         assert peer.goodbye().what == "refused"
@@ -547,13 +546,13 @@ def test_a_thousand_silent_connections_and_two_hundred_silent_streams_keep_no_wo
         assert _memory(cluster) < memory + 200
         assert _threads(cluster) < threads + 40
         cluster.add_workers([3])
-        until(lambda: 3 in cluster.alive, "a healthy worker joins", seconds=50, cluster=cluster)
+        cluster.until(lambda: 3 in cluster.alive, "a healthy worker joins", seconds=50)
         cluster.until_goes_on(5, seconds=30)
         for peer in peers:
             peer.until_ended()
         until(lambda: all(map(closed_by_peer, silent + trickling)), "all are hung up on", seconds=40)
     # Worker 3 is still there: its connection, and two slots of shared memory, for each of which mmap has a file too.
-    until(lambda: _files(cluster) <= files + 5 + 2, "its files are closed", seconds=30, cluster=cluster)
+    cluster.until(lambda: _files(cluster) <= files + 5 + 2, "its files are closed", seconds=30)
     assert _threads(cluster) <= threads + 6
     cluster.kill_worker(3)
     cluster.until_alive(HEALTHY)
@@ -604,7 +603,7 @@ def test_a_member_that_never_reads_holds_up_a_round_no_longer_than_a_stall_may_l
         peer.say(hello())
         peer.say(Ready(signature=signature))
         peer.beat(0.3)
-        until(lambda: 3 in full_cluster.alive, "it joins", cluster=full_cluster)
+        full_cluster.until(lambda: 3 in full_cluster.alive, "it joins")
         full_cluster.until_alive(HEALTHY)
     assert _memory(full_cluster) < 2000
 

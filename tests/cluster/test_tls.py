@@ -15,9 +15,10 @@ from paceline.drivers.served.keys import make_keys
 from paceline.drivers.served.security import worker_credentials
 from paceline.traces.journal import Refused, WorkerJoined
 from tests import warm
-from tests.cluster.harness import PACELINE, end, until
+from tests.cluster.harness import PACELINE, end
 from tests.cluster.peers import Peer, Visited, closed_by_peer, connect
 from tests.cluster.test_faults import PACED
+from tests.waiting import until
 
 STRANGERS = 20
 HELD = 0.5  # of the speed without strangers, at least
@@ -171,7 +172,7 @@ def test_a_handshake_that_is_begun_and_left_lying_is_hung_up_on(cluster):
         for number, connection in enumerate(connections):
             connection.sendall(greeting[: number * len(greeting) // 20])
         cluster.until_goes_on(5)
-        until(lambda: all(map(closed_by_peer, connections)), "it hangs up on all", seconds=30, cluster=cluster)
+        cluster.until(lambda: all(map(closed_by_peer, connections)), "it hangs up on all", seconds=30)
     finally:
         for connection in connections:
             connection.close()

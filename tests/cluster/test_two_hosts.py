@@ -11,7 +11,7 @@ from paceline import Recipe, simulate
 from paceline.drivers.served.keys import make_keys
 from paceline.traces.journal import Evaluated, StepRecord, WorkerJoined, WorkerLeft
 from tests import warm
-from tests.cluster.harness import PACELINE, end, until
+from tests.cluster.harness import PACELINE, end
 from tests.cluster.peers import Visited
 
 SERVER, PORT = ADDRESSES[0], 29400
@@ -81,7 +81,7 @@ def until_still(cluster):
         assert at[0] <= before + 1, f"{at[0] - before} rounds closed without workers"
         return time.monotonic() - at[1] > 1
 
-    until(still, "the model stands still", cluster=cluster)
+    cluster.until(still, "the model stands still")
 
 
 def test_a_run_with_qsgd_trains_as_well_and_counts_the_bytes_that_the_interface_counts(tmp_path, cable, keys):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import time
 
 import pytest
 
 from paceline.pipeline.schedules import SCHEDULES, orders
 from tests.distributed.ranks import Ranks
+from tests.waiting import until_there
 
 pytestmark = pytest.mark.xdist_group("collective")
 STEPS = 8
@@ -295,10 +295,7 @@ def test_a_plan_is_measured_once_for_the_ranks_of_a_process_group(four):
 def test_a_killed_rank_is_named_by_all_others(four, tmp_path):
     """The last one: it leaves three of the four."""
     four.tell("until_killed", folder=str(tmp_path))
-    deadline = time.monotonic() + 60
-    while not all((tmp_path / str(rank)).exists() for rank in range(4)):
-        assert time.monotonic() < deadline, "the ranks take no steps"
-        time.sleep(0.01)
+    until_there(*(tmp_path / str(rank) for rank in range(4)))  # all take steps
     four.kill(1)
     for told in four.answers([0, 2, 3]):
         assert re.search(r"stage 1 \(rank 1\) is gone", told["told"])

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import time
 
 import pytest
 
 from tests.data.pruning_jobs import KINDS, SAMPLES
 from tests.data.pruning_play import kept, passes
 from tests.distributed.ranks import JobError, Ranks
+from tests.waiting import until_there
 
 pytestmark = pytest.mark.xdist_group("collective")
 EPOCHS = 8
@@ -116,10 +116,7 @@ def test_killed_and_resumed_equals_undisturbed_and_a_rank_that_does_not_come_is_
     with Ranks(tmp_path / "first", 2, "tests.data.pruning_jobs") as ranks:
         expected = ranks.do("trained", folder=str(tmp_path / "undisturbed"), epochs=5)
         ranks.tell("trained", folder=str(disturbed), epochs=5, until=19)
-        deadline = time.monotonic() + 60
-        while not (disturbed / "0-19.pt").exists():
-            assert time.monotonic() < deadline, "the ranks do not get to step 19"
-            time.sleep(0.01)
+        until_there(disturbed / "0-19.pt", every_seconds=0.01)
         ranks.kill(1)
         with pytest.raises(JobError):
             ranks.answers()

@@ -14,7 +14,6 @@ import json
 import os
 import signal
 import sys
-import time
 import traceback
 from pathlib import Path
 
@@ -23,6 +22,7 @@ import torch._dynamo  # what the first optimiser would load, in every rank
 import torch.distributed as dist
 
 from paceline.processes import Processes
+from tests.waiting import until_there
 
 
 def store_of(folder, rank):
@@ -33,9 +33,7 @@ def store_of(folder, rank):
         (folder / "port.new").write_text(str(store.port))
         (folder / "port.new").rename(told)
         return store
-    deadline = time.monotonic() + 60
-    while not told.exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
+    until_there(told)
     return dist.TCPStore("127.0.0.1", int(told.read_text()), is_master=False, timeout=seconds)
 
 

@@ -28,6 +28,7 @@ from tests.docs.pages import blocks_run_by
 from tests.drivers.served.test_worker import batches, serving, work
 from tests.examples.scripts import EXAMPLES, ROOT, run, start
 from tests.launches import free_port
+from tests.waiting import until
 
 GUIDE = ROOT / "docs" / "guides/spot-machines.md"
 HERE = "tests/examples/test_machines.py"
@@ -196,9 +197,12 @@ class Machines:
 
     def wait_for_round(self, number):
         trace = self._folder / "run" / "trace.jsonl"
-        while not trace.exists() or trace.read_text(encoding="utf-8").count('"stepped"') < number:
-            assert time.monotonic() < self._deadline, [self.log(process) for process, _ in self._processes]
-            time.sleep(0.02)
+        until(
+            lambda: trace.exists() and trace.read_text(encoding="utf-8").count('"stepped"') >= number,
+            f"round {number}",
+            seconds=self._deadline - time.monotonic(),
+            log=lambda: "\n".join(self.log(process) for process, _ in self._processes),
+        )
 
     def end(self):
         for process, _ in self._processes:

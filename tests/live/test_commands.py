@@ -18,10 +18,10 @@ from paceline.live import folder as live_folder
 from paceline.live.beside import PageBeside
 from paceline.live.server import LiveError
 from paceline.traces.journal import RunEnded
-from tests.cluster.harness import until
 from tests.launches import place
 from tests.live.journals import began, joined, lines, step
 from tests.live.serving import EventStream, ask
+from tests.waiting import until
 
 TOKEN = "a-token-of-24-characters"
 

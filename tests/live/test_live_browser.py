@@ -11,7 +11,7 @@ import pytest
 
 from paceline.quantities import size_text
 from paceline.traces.journal import Evaluated, Refused, RunEnded, WorkerLeft
-from tests.cluster.harness import Cluster, until
+from tests.cluster.harness import Cluster
 from tests.live.browser import browser_page
 from tests.live.journals import began, joined, lines, step
 from tests.live.serving import served
@@ -26,7 +26,8 @@ def row(number):
 
 
 def live_address(cluster):
-    return until(lambda: re.search(r"live page: (http://127\.0\.0\.1:\d+/)", cluster.log), "the page is served")[1]
+    served = re.compile(r"live page: (http://127\.0\.0\.1:\d+/)")
+    return cluster.until(lambda: served.search(cluster.log), "the page is served")[1]
 
 
 def test_who_joins_and_who_is_killed_appears_on_the_page_of_a_run(tmp_path):

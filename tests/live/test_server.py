@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import socket
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from paceline.live.metrics import metrics_text
 from paceline.live.server import LiveAddress, LiveError
 from tests.live.journals import append, began, joined, lines, step
 from tests.live.serving import EventStream, ask, connected, served
+from tests.waiting import until
 
 TOKEN = "a-token-of-24-characters"
 PATHS = (
@@ -147,10 +148,7 @@ def test_requests_that_are_none_are_refused_and_too_many_readers_wait_for_nothin
         assert [each.next()["figures"]["round"] for each in readers] == [1, 1, 1]
         assert ask(address, "/metrics")[0] == 503
         readers.pop().close()
-        deadline = time.monotonic() + 30
-        while ask(address, "/metrics")[0] != 200:
-            assert time.monotonic() < deadline, "the place of a reader who is gone is free again"
-            time.sleep(0.05)
+        until(lambda: ask(address, "/metrics")[0] == 200, "the place of a reader who is gone", every_seconds=0.05)
         for each in readers:
             each.close()
 
@@ -209,23 +207,19 @@ def test_a_reader_that_takes_nothing_is_cut_off_and_holds_one_state_at_most(tmp_
         stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
         stuck.connect(connected(address).getpeername())
         stuck.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        deadline, version = time.monotonic() + 60, 0
-        while True:
+        stuck.setblocking(False)
+        versions = itertools.count()
+
+        def is_reset():
+            """Write another step; return whether the connection has been cut, without reading from it."""
+            version = next(versions)
             append(journal, step(version, 1.0 + version, fresh=range(900)))
-            version += 1
             with EventStream(address) as other:  # others are served meanwhile
                 assert other.next()["kind"] == "server"
-            stuck.setblocking(False)
-            if _is_reset(stuck):
-                break
-            assert time.monotonic() < deadline, "the reader was never cut off"
-            time.sleep(0.05)
+            return stuck.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0
+
+        until(is_reset, "the reader who reads nothing is cut off", every_seconds=0.05)
         stuck.close()
-
-
-def _is_reset(connection):
-    """Whether the other side has cut the connection, without reading from it."""
-    return connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0
 
 
 def test_a_port_in_use_and_an_address_that_is_none_are_refused_with_what_to_do():

@@ -14,6 +14,7 @@ import pytest
 from paceline.distributed import RankGoneError
 from paceline.drivers.ranks.launch import LocalRanks
 from paceline.drivers.ranks.rendezvous import joined
+from tests.waiting import until
 
 DEADLINE_SECONDS = 60.0
 
@@ -83,9 +84,7 @@ def test_those_who_never_end_are_ended(tmp_path, monkeypatch):
     ranks = LocalRanks(deaf, 3, logs=tmp_path)
     with pytest.raises(RankGoneError, match=r"^rank 1 ended with code 4$"):
         ranks.wait()
-    while ranks.processes.running():  # a machine that is busy takes a while even for SIGKILL
-        assert time.monotonic() - began < DEADLINE_SECONDS
-        time.sleep(0.02)
+    until(lambda: not ranks.processes.running(), "all have ended")  # on a busy machine SIGKILL takes a while
     for pid in ranks.processes.pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
@@ -100,13 +99,6 @@ def is_running(pid):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
-
-
-def wait_until(happens, what):
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not happens():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
 
 
 def leave_pid(folder):
@@ -135,7 +127,7 @@ def who_starts(tmp_path):
             finally:
                 os._exit(7)
         started.append(pid)
-        wait_until(lambda: len(list(tmp_path.glob("*.pid"))) == 3, "the ranks have not started")
+        until(lambda: len(list(tmp_path.glob("*.pid"))) == 3, "the ranks start")
         return pid, [int(path.read_text()) for path in tmp_path.glob("*.pid")]
 
     yield start
@@ -153,7 +145,7 @@ def test_however_the_one_who_started_them_ends_its_ranks_end(who_starts, on_sigt
     starter, ranks = who_starts(on_sigterm)
     assert all(map(is_running, ranks))
     os.kill(starter, number)
-    wait_until(lambda: not any(map(is_running, [starter, *ranks])), "a rank has outlived who started it")
+    until(lambda: not any(map(is_running, [starter, *ranks])), "the ranks end with who started them")
 
 
 def test_a_fork_that_fails_ends_those_that_were_forked_before(tmp_path, monkeypatch):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from tests.distributed.ranks import Ranks
+from tests.waiting import until_there
 
 pytestmark = pytest.mark.xdist_group("rounds")
 SILENCE_SECONDS = 3.0
@@ -261,18 +260,11 @@ def test_a_rank_that_is_alive_and_does_not_come_is_gone_for_the_others(trio, flu
 # -- ranks that are gone -----------------------------------------------------------------------------------------------
 
 
-def wait_for(files, seconds=40):
-    deadline = time.monotonic() + seconds
-    while not all(file.exists() for file in files):
-        assert time.monotonic() < deadline, "the ranks did not begin"
-        time.sleep(0.02)
-
-
 @pytest.mark.parametrize("k", [1])
 def test_a_rank_that_is_stopped_is_named_by_the_others(trio, tmp_path, k):
     """Also where it is not needed for a round to close: every rank takes part in every sum."""
     trio.tell("until_it_ends", silence_seconds=SILENCE_SECONDS, folder=str(tmp_path), k=k)
-    wait_for([tmp_path / f"training-{rank}" for rank in range(3)])
+    until_there(*(tmp_path / f"training-{rank}" for rank in range(3)))
     trio.freeze(1)
     try:
         for said in trio.answers((0, 2), seconds=30):
@@ -288,7 +280,7 @@ def test_kill_9_of_a_rank_ends_the_others_with_its_name(tmp_path, victim):
     """Rank 0 decides, and keeps the store here, as it does without torchrun: it takes both along."""
     with Ranks(tmp_path, 2, "tests.rounds.jobs") as pair:
         pair.tell("until_it_ends", silence_seconds=SILENCE_SECONDS, folder=str(tmp_path))
-        wait_for([tmp_path / f"training-{rank}" for rank in range(2)])
+        until_there(*(tmp_path / f"training-{rank}" for rank in range(2)))
         pair.kill(victim)
         (said,) = pair.answers((1 - victim,), seconds=30)
     assert f"rank {victim} is gone" in said
@@ -297,7 +289,7 @@ def test_kill_9_of_a_rank_ends_the_others_with_its_name(tmp_path, victim):
 def test_a_stopped_rank_that_decides_and_keeps_the_store_is_named(tmp_path):
     with Ranks(tmp_path, 2, "tests.rounds.jobs") as pair:
         pair.tell("until_it_ends", silence_seconds=SILENCE_SECONDS, folder=str(tmp_path))
-        wait_for([tmp_path / f"training-{rank}" for rank in range(2)])
+        until_there(*(tmp_path / f"training-{rank}" for rank in range(2)))
         pair.freeze(0)
         try:
             (said,) = pair.answers((1,), seconds=30)

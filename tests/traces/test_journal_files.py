@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -37,8 +36,8 @@ from paceline.traces.journal import (
 )
 from paceline.traces.journal_files import JournalWriter, effective, read_journal
 from tests.traces.test_journal_records import arrival, began, stepped
+from tests.waiting import until
 
-DEADLINE_SECONDS = 20.0
 RECORDS: list[JournalRecord] = [
     began(),
     WorkerJoined(at_seconds=0.1, worker=0, shard=0, first_draw=0, threads=2, host='a"b\n\u2028c'),
@@ -305,11 +304,8 @@ def test_a_killed_process_loses_at_most_the_line_it_was_writing(file: Path, tmp_
     noted = tmp_path / "noted"
     process = subprocess.Popen([sys.executable, "-c", WRITES_FOR_EVER, file, noted], cwd=Path(__file__).parents[2])
     try:
-        give_up = time.monotonic() + DEADLINE_SECONDS
-        while not file.exists() or file.stat().st_size < 300_000:
-            assert process.poll() is None, "the writing process ended by itself"
-            assert time.monotonic() < give_up, "the writing process wrote nothing"
-            time.sleep(0.005)
+        written = "300 kB are written"
+        until(lambda: file.exists() and file.stat().st_size > 300_000, written, every_seconds=0.005, process=process)
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import torch.distributed as dist
 
 from paceline.drivers.watching import relay
 from paceline.traces.step_times import BucketsMade, times_line, times_path
+from tests.waiting import until
 
 
 def lines(count):
@@ -44,9 +44,7 @@ def test_without_a_reader_the_store_and_the_sender_hold_a_bounded_part_and_closi
     sender = relay.LineSender(store, 1)
     for line in lines(5000):
         sender.send(line)
-    deadline = time.monotonic() + 30
-    while store.num_keys() < relay.CHUNKS and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(lambda: store.num_keys() >= relay.CHUNKS, "the store is full")
     sender.close()
     assert store.num_keys() <= relay.CHUNKS + 1  # and the end
     assert sender.lost > 1000

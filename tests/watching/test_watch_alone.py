@@ -6,7 +6,6 @@ import errno
 import gc
 import os
 import threading
-import time
 import weakref
 
 import pytest
@@ -21,6 +20,7 @@ from paceline.traces.recorded_run import read_run
 from paceline.traces.run_folder import FolderTakenError
 from paceline.traces.step_clock import StepClock, clock_of
 from paceline.traces.step_times import BucketsMade, StepTimes, TimesWriter, read_times, times_path
+from tests.waiting import until
 
 X = torch.ones(2, 3)
 
@@ -414,9 +414,8 @@ def test_a_model_that_is_deleted_is_freed_and_its_file_ends(tmp_path):
     del model, watch
     gc.collect()
     assert gone() is None
-    path, deadline = times_path(tmp_path / "run", "rank"), time.monotonic() + 30
-    while read_times(path).ended is None and time.monotonic() < deadline:
-        time.sleep(0.05)
+    path = times_path(tmp_path / "run", "rank")
+    until(lambda: read_times(path).ended is not None, "the file's last line")
     assert (len(read_times(path).steps), read_times(path).ended.reason) == (3, "the model was deleted")
 
 
@@ -467,10 +466,8 @@ def test_lines_are_in_the_file_soon_also_when_training_stands_still(tmp_path):
     model = nn.Linear(3, 1)
     with paceline.watch(model, out=tmp_path / "run"):
         train(model)
-        path, deadline = times_path(tmp_path / "run", "rank"), time.monotonic() + 30
-        while len(read_times(path).steps) < 3 and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert len(read_times(path).steps) == 3
+        path = times_path(tmp_path / "run", "rank")
+        until(lambda: len(read_times(path).steps) == 3, "three steps in the file")
 
 
 def test_the_last_step_is_found_behind_other_lines(tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from paceline.traces.recorded_run import read_run
 from paceline.traces.step_times import read_times, times_path
 from tests.distributed.ranks import Ranks
+from tests.waiting import until
 
 pytestmark = pytest.mark.xdist_group("watching")  # one launch for all of them
 RANKS, SLEEP_SECONDS = 3, 0.2
@@ -173,9 +173,8 @@ def test_a_killed_ranks_file_can_be_read_also_when_it_was_on_another_machine(tmp
     with Ranks(tmp_path / "ranks", 2, "tests.watching.jobs") as ranks:
         ranks.tell("remote", folder=str(folder), others_folder=str(tmp_path / "elsewhere"), killed=1)
         ranks.answers([0])
-        path, deadline = times_path(folder, "rank", 1), time.monotonic() + 30
-        while (not path.exists() or len(read_times(path).steps) < 6) and time.monotonic() < deadline:
-            time.sleep(0.1)
+        path = times_path(folder, "rank", 1)
+        until(lambda: path.exists() and len(read_times(path).steps) >= 6, "six steps", every_seconds=0.1)
         ranks.kill(1)
     assert len(read_times(path).steps) == 6
     assert read_times(path).ended is None

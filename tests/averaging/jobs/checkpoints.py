@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import time
 from pathlib import Path
 
 import torch
@@ -13,14 +12,13 @@ import paceline
 from paceline.strategies.averaging import make_averaging
 from tests.averaging.jobs.common import MEMBERS, batches, codec_of, digest, error_of, mlp, saved, train
 from tests.averaging.jobs.tally import Life
+from tests.waiting import until
 
 
 def landed(sync):
     """Wait until the average under way can be merged, so that where it is merged does not depend on time."""
-    deadline = time.monotonic() + 20
-    while sync._loop.pending is not None and not sync._loop.pending.poll():
-        assert time.monotonic() < deadline, "the average did not arrive"
-        sync._loop.pending.collective.wait(0.1)
+    pending = sync._loop.pending
+    until(lambda: pending is None or pending.poll(), "the average arrives", seconds=20, every_seconds=0.001)
 
 
 def resumed(member, codec, **settings):

@@ -14,6 +14,7 @@ from paceline.codecs.naming import inner_of
 from paceline.strategies.averaging import make_averaging
 from tests.averaging.jobs.common import LIMITS, MEMBERS, batches, codec_of, error_of, mlp, train
 from tests.averaging.jobs.tally import Life
+from tests.waiting import until
 
 
 def poisoned(codec, member, culprit, plan="auto", moved=0.0):
@@ -59,9 +60,7 @@ def wait_for_the_others(culprit):
     """Until all the other ranks are through with it; they say so in the store."""
     store = dist.distributed_c10d._get_default_store()
     others = [rank for rank in range(dist.get_world_size()) if rank != culprit]
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline and not store.check([f"through {rank}" for rank in others]):
-        time.sleep(0.05)
+    until(lambda: store.check([f"through {rank}" for rank in others]), "the others are through", seconds=30)
     for rank in others:
         store.delete_key(f"through {rank}")
 

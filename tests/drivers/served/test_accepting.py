@@ -24,15 +24,13 @@ from paceline.drivers.served.settings import Limits, ServerSettings
 from tests.cluster.peers import closed_by_peer, connect
 from tests.drivers.served.test_messages import GRADIENT
 from tests.drivers.served.test_worker import batches, network, serving, work
+from tests.waiting import until
 
 LIMITS = Limits(silence_seconds=5.0, gather_seconds=30.0, hello_seconds=1.0, farewell_seconds=0.5)
 
 
 def until_closed(connections):
-    deadline = time.monotonic() + 30
-    while not all(map(closed_by_peer, connections)):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: all(map(closed_by_peer, connections)), "all are hung up on", every_seconds=0.05)
 
 
 @pytest.mark.slow
@@ -156,9 +154,7 @@ def test_an_error_in_what_nobody_waits_for_ends_the_run_and_is_named(owner, name
     with serving(network(), tmp_path, limits=LIMITS) as (address, ended), ExitStack() as held:
         with suppress(ConnectionRefusedError):  # the server may have ended already
             held.enter_context(connect(address))
-        deadline = time.monotonic() + 30
-        while not ended and time.monotonic() < deadline:
-            time.sleep(0.05)
+        until(lambda: ended, "the run ends")
     (error,) = ended
     assert isinstance(error, RuntimeError)
     assert str(error) == "a bug"

@@ -10,7 +10,6 @@ import mmap
 import os
 import socket
 import threading
-import time
 
 import pytest
 import torch
@@ -35,6 +34,7 @@ from paceline.traces.journal import StepRecord
 from paceline.traces.journal_files import read_journal
 from paceline.training import TrainState
 from tests.drivers.served.test_messages import GRADIENT
+from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="memory without a name is Linux's")
 
@@ -183,16 +183,12 @@ def test_silent_peers_at_the_socket_keep_nobody_out_for_long(monkeypatch):
         silent = [socket.socket(socket.AF_UNIX) for _ in range(handover.MOST_ASKING)]
         for each in silent:
             each.connect(name)
-        found, deadline = None, time.monotonic() + 10
-        while found is None and time.monotonic() < deadline:
-            found = fetch(invitation)
-            time.sleep(0.02)
+        found = until(lambda: fetch(invitation), "the shared memory")
         for each in silent:
             each.close()
         return found
 
-    found, given_slots = asked(ask)
-    assert found is not None
+    _, given_slots = asked(ask)
     assert given_slots
 
 

@@ -11,6 +11,7 @@ import paceline
 from paceline.traces.checkpoints import read_newest
 from tests import warm
 from tests.drivers.served.test_worker import batches, network
+from tests.waiting import until, until_there
 
 SECONDS = 60.0
 ROUNDS = 3
@@ -41,14 +42,6 @@ print(outcome.reason)
 """
 
 
-def until(happened, process):
-    deadline = time.monotonic() + SECONDS
-    while not happened():
-        assert process.poll() is None, process.stderr.read()
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def signalled_twice(folder, number):
     """A server that has trained a while, was told to end, and is told again while it writes its last checkpoint."""
     process = warm.Popen(
@@ -56,7 +49,7 @@ def signalled_twice(folder, number):
     )
     try:
         port = folder / "port"
-        until(lambda: port.exists() and port.read_text().endswith("."), process)
+        until(lambda: port.exists() and port.read_text().endswith("."), "the port", process=process)
         model = network()
         with paceline.Worker(f"127.0.0.1:{port.read_text()[:-1]}", model) as worker:
             for _ in range(ROUNDS):
@@ -65,7 +58,7 @@ def signalled_twice(folder, number):
                     (model(x).sum() + y.sum()).backward()
                 assert worker.send()
         process.send_signal(number)
-        until((folder / "writing").exists, process)
+        until_there(folder / "writing", process=process)
         process.send_signal(number)
         yield process
         yield process.communicate(timeout=SECONDS)

@@ -20,6 +20,7 @@ from paceline.drivers.served.messages import PROTOCOL, Welcome, encode, model_si
 from paceline.drivers.served.settings import Limits
 from paceline.traces.journal import Refused, WorkerLeft
 from paceline.traces.journal_files import read_journal
+from tests.waiting import until, until_there
 
 DEADLINE_SECONDS = 60.0
 LIMITS = Limits(silence_seconds=5.0, gather_seconds=30.0)
@@ -173,9 +174,7 @@ def test_a_worker_whose_block_takes_longer_than_it_may_is_told_what_to_do_and_na
             for inputs, targets in batches(6):
                 assert worker.running()
                 for x, y in worker.blocks(inputs, targets):
-                    deadline = time.monotonic() + DEADLINE_SECONDS
-                    while worker._connection.end is None and time.monotonic() < deadline:
-                        time.sleep(0.05)
+                    until(lambda: worker._connection.end is not None, "the server hangs up", every_seconds=0.05)
                     nn.functional.cross_entropy(model(x), y).backward()
                 assert not worker.send()
 
@@ -391,13 +390,6 @@ def test_a_second_server_on_one_run_is_refused(tmp_path):
             paceline.serve(other, optimizer, workers=1, listen="127.0.0.1:0", out=tmp_path / "run", resume=True)
         work(worker, model, batches(100))
     assert ended[0].finished
-
-
-def until_there(path):
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path} did not come"
-        time.sleep(0.01)
 
 
 def test_a_batch_longer_than_the_silence_allowed_is_no_silence(tmp_path):

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from paceline.traces.journal_files import read_journal
 from tests import warm
 from tests.docs.pages import DOCS, blocks
 from tests.launches import free_port
+from tests.waiting import until
 
 VERSION = "1.37"
 KINDS = ["Service", "PersistentVolumeClaim", "Job", "Job"]
@@ -128,6 +128,10 @@ class Pods:
             return []
         return [record for record in read_journal(trace).records if isinstance(record, kind)]
 
+    def logs(self):
+        """Return the last lines of all that runs."""
+        return "\n".join(path.read_text()[-3000:] for path in self.place.glob("*.log"))
+
     def probe(self):
         """Do what a TCP probe does; return whether it found the port open."""
         try:
@@ -137,22 +141,14 @@ class Pods:
         return True
 
 
-def poll(found, pods):
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not found():
-        if time.monotonic() > deadline:
-            raise AssertionError("\n".join(path.read_text()[-3000:] for path in pods.place.glob("*.log")))
-        time.sleep(0.05)
-
-
 def test_a_server_that_is_killed_resumes_on_its_volume_and_both_jobs_complete(tmp_path):
     pods = Pods(tmp_path)
     with pods.worker() as worker:
         with pods.server() as server:
-            poll(pods.probe, pods)
+            until(pods.probe, "the port is open", seconds=DEADLINE_SECONDS, log=pods.logs)
             for _ in range(5):
                 assert pods.probe()
-            poll(lambda: len(pods.records(StepRecord)) > 30, pods)
+            until(lambda: len(pods.records(StepRecord)) > 30, "30 steps", seconds=DEADLINE_SECONDS, log=pods.logs)
             os.kill(server.pid, signal.SIGKILL)  # as a node that is lost
             server.wait(20)
         assert not pods.records(RunEnded)

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import time
 
 import pytest
 
@@ -15,18 +14,12 @@ from paceline.runs.cluster import WorkerOptions
 from paceline.traces.journal import TRACE
 from paceline.traces.journal_files import read_journal
 from tests.integrations.ray.cluster import END_SECONDS
+from tests.waiting import until
 
 pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.timeout(600)]
 
 GATED = "tests.integrations.ray.gated:loss"
 TRAIN = ["-m", "paceline", "train", "--on", "ray", "--workers", "2", "--data.split", "iid", "--loss"]
-
-
-def wait_until(condition, *, seconds=END_SECONDS):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds:g} s"
-        time.sleep(0.1)
 
 
 def close_gate(cluster):
@@ -76,10 +69,10 @@ def test_a_run_survives_a_worker_a_node_and_its_caller_and_a_new_node_gets_work(
     lines = caller.wait_for(f"runs on {cluster.addresses['e']}", after=lines)
     caller.wait_for("joined", after=lines)
 
-    wait_until(lambda: max(checkpoints(cluster, "lost"), default=0) >= 3)
+    until(lambda: max(checkpoints(cluster, "lost"), default=0) >= 3, "checkpoint 3", seconds=END_SECONDS)
     caller.process.kill()  # nobody says goodbye
     caller.end()
-    wait_until(lambda: nothing_runs(cluster))
+    until(lambda: nothing_runs(cluster), "nothing runs", seconds=END_SECONDS)
     cluster.gate.touch()
     code, text = cluster.run(resume("lost", *large))
     assert code == 0, text
@@ -90,7 +83,7 @@ def test_a_run_survives_a_worker_a_node_and_its_caller_and_a_new_node_gets_work(
     assert kinds.count("WorkerJoined") >= 5  # the last before the caller was killed may not have been copied
     assert kinds.count("WorkerLeft") >= 2
     assert not list(cluster.folder.glob("lost/.writing-*"))
-    wait_until(lambda: nothing_runs(cluster))
+    until(lambda: nothing_runs(cluster), "nothing runs", seconds=END_SECONDS)
     # What was killed has left no key, and its folder was removed by the next server on that node.
     assert not list(cluster.temporary.glob("paceline-*"))
 
@@ -103,13 +96,13 @@ def test_a_run_goes_on_when_its_server_is_lost_and_stops_when_it_is_asked_to(clu
     often = ["--rounds", "1000", "--server.checkpoint-every", "3"]
     caller = cluster.caller([*TRAIN, *own, *often, "--out", "served", "--json"])
     caller.wait_for("worker 0 joined")
-    wait_until(lambda: max(checkpoints(cluster, "served"), default=0) >= 3)
+    until(lambda: max(checkpoints(cluster, "served"), default=0) >= 3, "checkpoint 3", seconds=END_SECONDS)
     os.kill(cluster.processes("ray::ServerActor")[0], signal.SIGKILL)
     lines = caller.wait_for("the server is lost")
     lines = caller.wait_for("goes on from checkpoint", after=lines)
     caller.wait_for("worker 0 joined", after=lines)
     before = max(checkpoints(cluster, "served"))
-    wait_until(lambda: max(checkpoints(cluster, "served")) > before)
+    until(lambda: max(checkpoints(cluster, "served")) > before, "another checkpoint", seconds=END_SECONDS)
 
     caller.process.send_signal(signal.SIGINT)
     assert caller.end() == 130
@@ -119,7 +112,7 @@ def test_a_run_goes_on_when_its_server_is_lost_and_stops_when_it_is_asked_to(clu
     assert json.loads((cluster.folder / "served" / "results.json").read_text())["results"][0]["rounds"] == rounds
     monkeypatch.syspath_prepend(cluster.folder / "code")
     check_replays(cluster, "served", rounds, monkeypatch, loss="sent_by_ray:loss")
-    wait_until(lambda: nothing_runs(cluster))
+    until(lambda: nothing_runs(cluster), "nothing runs", seconds=END_SECONDS)
 
 
 def test_scripts(cluster):

@@ -17,11 +17,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[3]
 NODES = 5
@@ -114,16 +116,17 @@ class SlurmCluster:
     def __exit__(self, *error):
         self.process.kill()
         self.process.wait(COMMAND_SECONDS)
-        poll(lambda: not self.processes(), "all processes of the cluster to end", seconds=COMMAND_SECONDS)
+        until(lambda: not self.processes(), "all processes of the cluster to end", seconds=COMMAND_SECONDS)
         shutil.rmtree(self.place)
 
     def _wait_until_up(self):
-        poll((self.place / "run" / "began").exists, "the daemons to start", seconds=UP_SECONDS)
+        until((self.place / "run" / "began").exists, "the daemons to start", seconds=UP_SECONDS)
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         self.inside = children[0]  # the first process of the namespace
         idle = ["sinfo", "--noheader", "--responding", "--states=idle", "--format=%D"]
         try:
-            poll(lambda: self.run(*idle, check=False).strip() == str(NODES), "all nodes to come", seconds=UP_SECONDS)
+            come = partial(self.run, *idle, check=False)
+            until(lambda: come().strip() == str(NODES), "all nodes", seconds=UP_SECONDS, every_seconds=0.2)
         except AssertionError as error:
             logs = [self.place / "log" / name for name in ("start", "slurmctld.out", "node1.out")]
             texts = [f"{path.name}: {path.read_text()[-1000:]}" for path in logs if path.exists()]
@@ -165,7 +168,8 @@ class SlurmCluster:
     def ended(self, job, name="job", *, seconds=300.0):
         """Wait until a job is over, and return its state."""
         alive = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING")
-        poll(lambda: self.facts(job)["JobState"] not in alive, f"job {job} to end", lambda: self.output(name), seconds)
+        over, log = (lambda: self.facts(job)["JobState"] not in alive), (lambda: self.output(name))
+        until(over, f"job {job} to end", seconds=seconds, every_seconds=0.2, log=log)
         return self.facts(job)["JobState"]
 
     def processes(self, *, of_jobs=False):
@@ -183,12 +187,3 @@ class SlurmCluster:
         """Kill one process of a job, of those in whose command line the words stand."""
         python = {pid: line for pid, line in self.processes(of_jobs=True).items() if line.startswith(sys.executable)}
         os.kill(next(pid for pid, line in python.items() if words in line), signal.SIGKILL)
-
-
-def poll(found, what, about=lambda: "", seconds=120.0):
-    """Wait until a question is answered with yes."""
-    deadline = time.monotonic() + seconds
-    while not found():
-        if time.monotonic() > deadline:
-            raise AssertionError(f"waited {seconds:g} s for {what}\n{about()[-6000:]}")
-        time.sleep(0.2)

@@ -8,7 +8,8 @@ import re
 import pytest
 
 from tests.docs.pages import blocks
-from tests.integrations.slurm.cluster import SlurmCluster, poll
+from tests.integrations.slurm.cluster import SlurmCluster
+from tests.waiting import until
 
 pytestmark = pytest.mark.xdist_group("slurm")
 
@@ -56,7 +57,7 @@ def left_clean(slurm):
     """After each test no process of a job runs, and no key is on the disk."""
     yield
     slurm.cancel_all()
-    poll(lambda: not slurm.processes(of_jobs=True), "processes to end", lambda: str(slurm.processes(of_jobs=True)))
+    until(lambda: not slurm.processes(of_jobs=True), "processes to end", log=lambda: str(slurm.processes(of_jobs=True)))
     assert not list((slurm.place / "tmp").glob("paceline*"))
     assert not [path for path in slurm.jobs.rglob("*") if path.suffix in (".key", ".crt")]
 
@@ -143,11 +144,11 @@ def test_a_job_fails_with_its_workers_and_with_its_server(slurm):
     failing = slurm.submit(script, "--nodes=3", name="failing")
     endless = slurm.submit(printed(slurm, "endless.toml", "--out", "runs/killed"), name="killed")
     folder, output = slurm.jobs / "runs/killed", lambda: slurm.output("killed")
-    poll(lambda: steps_in(folder) > 20, "steps", output, 200)
+    until(lambda: steps_in(folder) > 20, "steps", seconds=200, log=output)
     slurm.kill("paceline.slurm.worker")  # of two workers one: the other goes on
-    poll(lambda: "Killed" in output(), "srun to tell of the worker", output)
+    until(lambda: "Killed" in output(), "srun to tell of the worker", seconds=120, log=output)
     killed = steps_in(folder)
-    poll(lambda: steps_in(folder) > killed + 20, "steps without the worker", output)
+    until(lambda: steps_in(folder) > killed + 20, "steps without the worker", seconds=120, log=output)
     slurm.kill("train endless.toml")
     assert slurm.ended(endless, "killed") == "FAILED", slurm.output("killed")
     assert slurm.ended(failing, "failing") == "FAILED", slurm.output("failing")
@@ -160,13 +161,13 @@ def test_a_job_that_is_started_again_or_stopped_goes_on(slurm):
     folder = slurm.jobs / "runs/long"
     output = lambda: slurm.output("long")  # noqa: E731
     job = slurm.submit(printed(slurm, "long.toml", "--out", "runs/long"), name="long")
-    poll(lambda: steps_in(folder) > 5, "steps", output, 200)
+    until(lambda: steps_in(folder) > 5, "steps", seconds=200, log=output)
     slurm.run("scontrol", "requeue", job)
-    poll(lambda: slurm.facts(job)["JobState"] == "PENDING", "the job to wait again", output)
+    until(lambda: slurm.facts(job)["JobState"] == "PENDING", "the job to wait again", seconds=120, log=output)
     before = steps_in(folder)
     slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now")  # Slurm would wait for two minutes
     assert 5 < before < LONG
-    poll(lambda: steps_in(folder) > before + 5, "steps after the restart", output, 200)
+    until(lambda: steps_in(folder) > before + 5, "steps after the restart", seconds=200, log=output)
     assert f"job {job} was started again (1): it goes on with runs/long" in output()
     slurm.run("scancel", "--batch", "--signal=TERM", job)  # as --signal=B:TERM@60 does
     assert slurm.ended(job, "long") == "FAILED"
