@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
-import sys
-
 import pytest
 
-from tests import warm
-from tests.distributed.ranks import ROOT
-
-pytestmark = pytest.mark.xdist_group("averaging lives")
+from tests.distributed.lives import Lives
 
 
 @pytest.fixture(scope="module")
 def lives(tmp_path_factory):
-    """The exit codes of every scene, and what its ranks have written."""
-    folder = tmp_path_factory.mktemp("lives")
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, "-m", "tests.averaging.lives", str(folder)]
-    done = warm.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr
-    codes = json.loads(done.stdout)
-    return lambda scene: (codes[scene], [(folder / scene / f"rank-{rank}.log").read_text() for rank in range(2)])
+    return Lives("tests.averaging.scenes", tmp_path_factory.mktemp("lives"))
 
 
 def test_a_rank_that_names_a_frozen_one_exits_as_any_error_does_and_does_not_wait_for_it(lives):

@@ -1,52 +1,21 @@
-"""Whole lives of ranks, from the first line to the exit code: `python -m tests.averaging.lives FOLDER`.
-
-Loading torch takes seconds, so one process loads it, and becomes the ranks of one scene after the other. Each of them
-ends as any script does, by its last line or an error that nobody catches. What became of them is printed as JSON.
-"""
+"""Lives of two ranks that average: what each scene is, from its first line to its end."""
 
 from __future__ import annotations
 
-import datetime
-import json
 import os
 import signal
 import socket
-import sys
 import time
-from pathlib import Path
 
 import torch
-import torch._dynamo  # torch keeps the default group for ever if this is loaded while there is one
 import torch.distributed as dist
 
 import paceline
 from paceline.drivers.ranks import group
+from tests.distributed.lives import WAIT_SECONDS, joined
+from tests.waiting import until_there
 
-WAIT_SECONDS = 40.0  # for all that must happen in a scene
 TIMEOUT_SECONDS = 600.0  # of averages: nobody may wait for it here
-
-
-def wait_until(what):
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not what():
-        if time.monotonic() > deadline:
-            raise TimeoutError("the other rank did not come")
-        time.sleep(0.01)
-
-
-def joined(rank, folder, port=0, name="port"):
-    """Two ranks with a process group; the first keeps the store, and leaves word of its port in the folder."""
-    seconds = datetime.timedelta(seconds=WAIT_SECONDS)
-    if rank == 0:
-        store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, timeout=seconds)
-        (folder / f"{name}.new").write_text(str(store.port))
-        (folder / f"{name}.new").rename(folder / name)
-    else:
-        wait_until((folder / name).exists)
-        port = int((folder / name).read_text())
-        store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=seconds)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=seconds)
-    return store.port
 
 
 def trained(kind, steps, on_step=lambda number: None, **settings):
@@ -107,7 +76,7 @@ def twice(rank, folder):
         port = joined(rank, folder, port, f"port-{life}")
         sync = trained(paceline.HPSGD, 3)
         if rank == 0:
-            wait_until((folder / f"left-{life}").exists)
+            until_there(folder / f"left-{life}")
         dist.destroy_process_group()
         if rank == 1:
             (folder / f"left-{life}").touch()
@@ -134,47 +103,8 @@ def late(rank, folder):
             paceline.HPSGD(model, torch.optim.SGD(model.parameters(), lr=0.1), timeout_seconds=1.5)
     finally:
         (folder / f"through-{rank}").touch()
-    wait_until((folder / "through-0").exists)
+    until_there(folder / "through-0")
 
 
-SCENES = {stopped: (0,), unclosed: (0,), twice: (0, 1), late: (0, 1)}  # and whose end is awaited
-
-
-def main(folder):
-    found = {}
-    for scene, awaited in SCENES.items():
-        there = folder / scene.__name__
-        there.mkdir()
-        children = []
-        for rank in range(2):
-            children.append(os.fork())
-            if children[-1] == 0:
-                log = os.open(there / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT)
-                os.dup2(log, 1)
-                os.dup2(log, 2)
-                torch.set_num_threads(1)
-                return scene(rank, there)  # and so to the end of the interpreter
-        found[scene.__name__] = [ended(children[rank]) for rank in awaited]
-        for rank, child in enumerate(children):
-            if rank not in awaited:
-                os.kill(child, signal.SIGKILL)
-                os.waitpid(child, 0)
-    print(json.dumps(found))
-    return None
-
-
-def ended(child):
-    """The exit code of a child; None if it does not end in time."""
-    deadline = time.monotonic() + WAIT_SECONDS
-    while time.monotonic() < deadline:
-        pid, status = os.waitpid(child, os.WNOHANG)
-        if pid:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.02)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return None
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+SCENES = {"stopped": stopped, "unclosed": unclosed, "twice": twice, "late": late}
+AWAITED = {"stopped": (0,), "unclosed": (0,)}
