@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from tests.rounds.jobs.checkpoints import saved
 from tests.rounds.jobs.common import batch, compute, digest, setup, tally
+from tests.waiting import until
 
 
 class Loader:
@@ -28,8 +29,11 @@ class Loader:
             yield each
 
 
-def epochs(lengths, count, slow=None, rounds=None, flush=False, flush_every=None, **settings):
-    """Train some epochs; return at which round each ended and with what, and which batches this rank took in each."""
+def epochs(lengths, count, slow=None, late=None, rounds=None, flush=False, flush_every=None, **settings):
+    """Train some epochs; return at which round each ended and with what, and which batches this rank took in each.
+
+    Rank `slow` takes longer for its batches, rank `late` as long as the others take for two rounds or their last.
+    """
     rank, found, taken, flushed = dist.get_rank(), [], [], []
     model, made, sync = setup("lgc", **settings)
     loader = Loader(lengths[rank], rank)
@@ -38,6 +42,9 @@ def epochs(lengths, count, slow=None, rounds=None, flush=False, flush_every=None
             before = len(loader.taken)
             for inputs, targets in sync.epoch(loader, rounds):
                 time.sleep(0.025 if rank == slow else 0.005)
+                if rank == late:
+                    closed = min(sync.version + 2, sync._epoch_ends)
+                    until(lambda closed=closed: sync._loop.exchange.next_version >= closed, f"round {closed} is over")
                 compute(sync, model, inputs, targets)
                 sync.step()
                 if flush_every and sync.version % flush_every == 0:
