@@ -24,7 +24,7 @@ from paceline.drivers.pipelining.torch_internals import can_split
 from paceline.pipeline.graph import ModelGraph, cut_piece
 from tests.launches import free_port
 
-pytestmark = pytest.mark.xdist_group("collective")
+pytestmark = pytest.mark.xdist_group("pipeline alone")
 
 
 def model_and_plan(stages=1):

@@ -10,7 +10,7 @@ from paceline.pipeline.schedules import SCHEDULES, orders
 from tests.distributed.ranks import Ranks
 from tests.waiting import until_there
 
-pytestmark = pytest.mark.xdist_group("collective")
+pytestmark = pytest.mark.xdist_group("pipeline ranks")  # four processes for all of them
 STEPS = 8
 CLOSE = 1e-12  # all in float64: what is left is the order of sums
 

@@ -11,7 +11,7 @@ from tests.data.pruning_play import kept, passes
 from tests.distributed.ranks import JobError, Ranks
 from tests.waiting import until_there
 
-pytestmark = pytest.mark.xdist_group("collective")
+pytestmark = pytest.mark.xdist_group("pruning ranks")
 EPOCHS = 8
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.distributed.ranks import Ranks
 
-pytestmark = pytest.mark.xdist_group("collective")  # one pair for all of them
+pytestmark = pytest.mark.xdist_group("compress")  # one pair for all of them
 
 FIXED = ["identity", "bfloat16", "qsgd", "one-bit+ef", "top-k+ef", "power-sgd+ef"]
 VARYING = ["elias", "entropy", "sparsifier"]

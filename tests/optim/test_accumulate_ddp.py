@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from paceline.optim.accumulate import Accumulate
 from tests import warm
 
-pytestmark = pytest.mark.xdist_group("collective")  # one pair for all of them, beside another that has torch loaded
+pytestmark = pytest.mark.xdist_group("accumulate")  # one pair for all of them
 
 ROOT, WORLD, DEADLINE_SECONDS = Path(__file__).parents[2], 2, 90
 SIZES = [[3, 1, 2, 4, 1], [2, 5, 1, 1, 3]]  # of each rank's parts: no two groups are alike, the last is of two
