@@ -92,7 +92,7 @@ Row = dict[str, Any]
 
 @experiment(
     "lgc-ranks",
-    question="lgc without a server: against DDP, a plain all-reduce loop, the server, the simulator",
+    question="lgc without a server: against DDP, a plain loop, the server and the simulator",
     minutes=25,
     seeds=3,
 )
