@@ -24,7 +24,6 @@ import multiprocessing
 import os
 import queue
 import re
-import signal
 import tempfile
 import threading
 import time
@@ -36,6 +35,7 @@ from typing import Any
 
 import torch
 
+from experiments.core.ranks import ended_by_signals
 from experiments.core.running import ExperimentError
 from experiments.core.story import NAN, Numbers, Size, Step, Telling, experiment
 from experiments.core.turns import bar, verdict
@@ -56,7 +56,6 @@ from paceline.drivers.served.messages import (
     model_signature,
 )
 from paceline.drivers.served.transport import tune_server_process
-from paceline.processes import end_with_parent
 from paceline.reports.table import PlainTable
 from paceline.training.outgoing import whole_codec_of
 
@@ -176,33 +175,34 @@ def measured(case: Case) -> dict[str, Any]:
     workers = context.Process(target=be_workers, args=(case, ports), daemon=True)
     most_bytes, figures = available_bytes() - SPARE_BYTES, dict[str, Any]()
     deadline, most_held, most_shared = time.monotonic() + GIVE_UP_SECONDS, 0, 0
-    try:
-        server.start()
-        workers.start()
-        while "held" not in figures:
-            alive = server.is_alive()
-            held, shared = held_bytes(server.pid or 0)
-            most_held, most_shared = max(most_held, held if "base" in figures else 0), max(most_shared, shared)
-            if "base" in figures and held > most_bytes:
-                return figures | {"peak": held, "held": case.workers, "ended": True}
-            try:
-                name, value = told.get(timeout=LOOK_SECONDS)
-            except queue.Empty:
-                if not alive or time.monotonic() > deadline:
-                    raise ExperimentError(f"the server told no figures: {case.name}") from None
-                continue
-            if name == "port":
-                ports.put(value)
-            else:
-                figures[name] = value
-        figures["peak"] = max(figures["peak"], most_held)  # the kernel's mark leaves out what no mapping has touched
-        server.join(30)
-        return figures | {"shared": most_shared, "ended": False}
-    finally:
-        for process in (server, workers):
-            if process.pid is not None:
-                process.kill()
-                process.join(30)
+    with ended_by_signals():
+        try:
+            server.start()
+            workers.start()
+            while "held" not in figures:
+                alive = server.is_alive()
+                held, shared = held_bytes(server.pid or 0)
+                most_held, most_shared = max(most_held, held if "base" in figures else 0), max(most_shared, shared)
+                if "base" in figures and held > most_bytes:
+                    return figures | {"peak": held, "held": case.workers, "ended": True}
+                try:
+                    name, value = told.get(timeout=LOOK_SECONDS)
+                except queue.Empty:
+                    if not alive or time.monotonic() > deadline:
+                        raise ExperimentError(f"the server told no figures: {case.name}") from None
+                    continue
+                if name == "port":
+                    ports.put(value)
+                else:
+                    figures[name] = value
+            figures["peak"] = max(figures["peak"], most_held)  # the kernel's leaves out what no mapping has touched
+            server.join(30)
+            return figures | {"shared": most_shared, "ended": False}
+        finally:
+            for process in (server, workers):
+                if process.pid is not None:
+                    process.kill()
+                    process.join(30)
 
 
 def available_bytes() -> int:
@@ -250,7 +250,6 @@ def memory_files_bytes(pid: int) -> int:
 
 def be_server(case: Case, told: Any) -> None:
     """Serve the tiny run, then the case; tell ("port", n) of each, ("base", bytes), ("peak", bytes), ("held", n)."""
-    end_with_parent(signal.SIGKILL)
     serve_run(case.first, told)
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the kernel counts the peak from now on
     told.put(("base", status_bytes("self")["VmRSS"]))
@@ -325,7 +324,6 @@ def counted_gradients() -> Iterator[list[int]]:
 
 def be_workers(case: Case, ports: Any) -> None:
     """Be all workers of the tiny run and of the case, whose ports come in a queue: each a thread with a connection."""
-    end_with_parent(signal.SIGKILL)
     torch.set_num_threads(1)
     for each in (case.first, case):
         address, module = f"127.0.0.1:{ports.get()}", network(each.parameters)
