@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import json
 from html import unescape
@@ -15,7 +16,10 @@ from paceline.terminal import WIDTH
 from tests.experiments.telling import EXPERIMENTS, TOY, compute_here
 
 
-@pytest.fixture(scope="module", params=EXPERIMENTS)
+NAMES = [name for name in EXPERIMENTS if name != "trainer" or importlib.util.find_spec("transformers")]
+
+
+@pytest.fixture(scope="module", params=NAMES)
 def ran(request, tmp_path_factory):
     """An experiment that was run at toy size, the folder with its outcomes, and the names of its jobs."""
     experiment, folder = EXPERIMENTS[request.param], tmp_path_factory.mktemp("experiments")
