@@ -221,12 +221,17 @@ def run_one(
     about = f"; about {duration_text(seconds, trim=True)} on two cores" if seconds else ""
     note(notes, f"{experiment.name}: {experiment.question}{about}")
     with step_bar(notes, experiment.name, total=None) as update:
-        steps = 0
+        steps, seconds_done = 0, 0.0
 
         def on_step(step: Step) -> None:
             nonlocal steps
             update(description=step.label[:30], completed=steps, total=step.total)
             steps += 1
+
+        def on_job(name: str, seconds: float, total: float) -> None:
+            nonlocal seconds_done
+            seconds_done += seconds
+            update(description=name[:30], completed=min(seconds_done, total), total=total)
 
         findings = run_experiment(
             experiment,
@@ -234,7 +239,7 @@ def run_one(
             options.out,
             data=data,
             directory=options.data_directory,
-            on_job=lambda name, seconds, total: update(description=name[:30], advance=seconds, total=total),
+            on_job=on_job,
             on_step=on_step,
             settings=settings,
         )

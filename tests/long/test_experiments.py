@@ -15,7 +15,6 @@ from experiments.core.running import run_experiment
 from paceline.terminal import WIDTH
 from tests.experiments.telling import EXPERIMENTS, TOY, compute_here
 
-
 NAMES = [name for name in EXPERIMENTS if name != "trainer" or importlib.util.find_spec("transformers")]
 
 
