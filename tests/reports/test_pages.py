@@ -83,14 +83,16 @@ PAGES: dict[str, Callable[..., str]] = {
     "diagnosis": diagnosis,
 }
 LARGE = {name: cache(make) for name, make in PAGES.items()}
+# What looks at a large page is on one tester: each tester would make the page again, and that of diagnosis takes long.
+PAGE = {name: pytest.param(name, marks=pytest.mark.xdist_group(f"page of {name}")) for name in PAGES}
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", PAGE.values())
 def test_a_large_page_is_small(name: str) -> None:
     assert 20_000 < len(LARGE[name]().encode()) < MOST_BYTES
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", PAGE.values())
 def test_a_page_names_nothing_outside_itself(name: str) -> None:
     own = re.sub("data:image/png;base64,[A-Za-z0-9+/=]*", "", own_part(LARGE[name]()))
     assert not re.search(r"https?://|//[a-z]+\.|@import|url\(|<link|<iframe|<object|<embed|fetch\(|XMLHttp", own, re.I)
@@ -108,12 +110,12 @@ def test_a_name_that_is_html_or_a_template_stays_text(name: str) -> None:
 
 
 def test_templates_escape_by_themselves_and_refuse_what_is_not_there() -> None:
-    assert _templates().from_string("{{ name }}").render(name="<b>") == "&lt;b&gt;"
+    assert _templates(None).from_string("{{ name }}").render(name="<b>") == "&lt;b&gt;"
     with pytest.raises(Exception, match="'name' is undefined"):
-        _templates().from_string("{{ name }}").render()
+        _templates(None).from_string("{{ name }}").render()
 
 
-@pytest.mark.parametrize("name", [name for name in PAGES if name != "pruning"])
+@pytest.mark.parametrize("name", [page for name, page in PAGE.items() if name != "pruning"])
 def test_every_chart_is_of_a_kind_that_the_bundle_draws(name: str) -> None:
     kinds = {item["type"] for chart in figures(LARGE[name]()).values() for item in chart["data"]}
     assert kinds
