@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import paceline
@@ -30,9 +30,10 @@ def all_alike(results):
 @pytest.mark.parametrize("first", [0, 60])
 def test_in_any_schedule_every_change_is_merged_exactly_once_and_all_ranks_are_equal_after_a_flush(trio, first):
     """All six members; epochs, flushes, checkpoints, lives that go on; unequal steps, and no two ranks at one pace."""
-    found = all_alike(trio.do("schedules", first=first, last=first + 60, seconds=120))
+    count = min(60, settings.default.max_examples)
+    found = all_alike(trio.do("schedules", first=first, last=first + count, seconds=120))
     assert found["wrong"] == []
-    assert len(set(found["digests"])) > 50
+    assert len(set(found["digests"])) > 0.8 * count
 
 
 def test_two_ranks_average_while_a_third_is_not_among_them(trio):
