@@ -188,16 +188,16 @@ def test_strangers_that_knock_all_the_time_do_not_slow_rounds(tmp_path, keys):
 
 
 def _speeds(cluster, keys):
-    """Rounds a second, with and without strangers, by turns: three, and more where others had the cores meanwhile."""
+    """Rounds a second, with and without strangers, by turns: two, and more where others had the cores meanwhile."""
     script = [sys.executable, "-c", KNOCKING, cluster.address, str(STRANGERS), str(keys / "theirs" / "worker")]
 
-    def speed(seconds=1.5):
+    def speed(seconds=1.0):
         rounds, began = cluster.round, time.monotonic()
         time.sleep(seconds)
         return (cluster.round - rounds) / (time.monotonic() - began)
 
     alone, besieged = [], []
-    while len(alone) < 3 or (len(alone) < 10 and max(besieged) < HELD * max(alone)):
+    while len(alone) < 2 or (len(alone) < 10 and max(besieged) < HELD * max(alone)):
         alone.append(speed())
         strangers = subprocess.Popen(script, stdout=subprocess.PIPE)
         try:
