@@ -5,6 +5,17 @@ A payload says which codec made it, in which version, how many elements it holds
     0        2         3        4          8             12             16
     | "pl"   | version | codec  | elements | parameter 1 | parameter 2  | the codec's own bytes ...
 
+    codec               number   parameters                       its own bytes
+    identity            1                                         float32
+    bfloat16            2                                         bfloat16
+    one-bit             3                                         two means, a bit for each element
+    qsgd, sparsifier    4        levels, norm, lossless; bucket   norms, then coded levels
+    top-k               5        how many                         positions, values
+    power-sgd           6        rank; how many tensors           their shapes, then P and Q of each
+    float16             7                                         float16, all finite
+    int8-sum            8        0; bucket                        scales (float32), then a level from -127 to 127 for
+                                                                  each element (int8)
+
 All numbers are little-endian. A payload comes from outside: whatever it says is checked before anything is allocated
 for it, and a `PayloadError` says what is wrong.
 """

@@ -11,6 +11,11 @@ be other than zero.
 Levels are coded without loss: "packed" in bits of equal number, fast; "elias" as gaps and levels, small where few are
 other than zero; "entropy" close to Shannon's limit. Whichever comes out larger than packed is sent packed.
 
+    packed     n (bits of s + 1) bits, and 32 for each bucket
+    elias      sqrt(n) (log2 n + log2 2e) expected for s = 1, l2 over the whole vector: at most sqrt(n) are not 0
+               k (3 + 3/2 log2(2 (s^2 + n) / k)) expected for any s, with k = s (s + sqrt(n))
+    entropy    n H + a few: H is the entropy of the levels, and no lossless code of single levels takes less
+
 Alistarh et al., "QSGD", 2017. Ours: the packing, and random numbers that depend on seed and place alone.
 """
 
