@@ -51,7 +51,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import paceline
-from experiments.core.claims import figure, percent
+from experiments.core.claims import percent
 from experiments.core.hosts import ADDRESSES, RATE, Cable, why_not
 from experiments.core.ranks import Line, ended_by_signals, told_by_ranks, write_lines
 from experiments.core.story import FIRST_SEED, NAN, Numbers, Size, Skipped, Telling, experiment
@@ -235,9 +235,9 @@ def loss_told(rows: Sequence[Line], plan: Plan, optimiser: Sequence[float]) -> T
             for row in rows
         ],
         caption=f"Means over {len(plan.seeds)} seed(s). The target is ssgd's loss at its end, {rows[0]['target']:.3f} "
-        f"on average. All lanes: {settings}, batches of {plan.batch}; nothing is tuned for a lane but ssgd. As in the "
-        f"paper, without rebase, hpsgd takes {figure(beside(PAPER, 'ssgd'))} times ssgd's time to target, and "
-        f"{figure(beside(PAPER, 'local-sgd'))} times local-sgd's.",
+        f"on average. All lanes: {settings}, batches of {plan.batch}; nothing is tuned for a lane but ssgd. The "
+        f"time to target of hpsgd as in the paper, without rebase, is {shown(beside(PAPER, 'ssgd'))} of ssgd's, and "
+        f"{shown(beside(PAPER, 'local-sgd'))} of local-sgd's.",
     )  # fmt: skip
     for other in ("ssgd", "local-sgd"):
         yield bar(f"{settings}: hpsgd's time to target / {other}'s", beside("hpsgd", other), most=1.0)
