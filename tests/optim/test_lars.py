@@ -9,10 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline import LARS, reference
+from paceline import LARS
 from paceline.optim import DECAY_FROM
 from paceline.optim.schedules import warmup_poly
 from tests.optim.lars_cases import SHAPES, WAYS, assert_close, assert_equal, numbers, run, written_down
+from tests.oracles import strategies as reference
 
 STEPS = 100
 ways = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)

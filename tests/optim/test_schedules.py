@@ -12,9 +12,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline import LARS, reference
+from paceline import LARS
 from paceline.optim import DECAY_FROM
 from paceline.optim.schedules import RULES, scale_lr, warmed_up, warmup_poly
+from tests.oracles import strategies as reference
 
 
 @pytest.fixture(autouse=True)
