@@ -69,7 +69,7 @@ def work(address: str, slow: int, ended: dict[int, tuple[Network, list[StepTimes
         while worker.running():
             if slow == IN_INPUT:
                 time.sleep(PAUSE_SECONDS)
-            for inputs in worker.blocks(torch.ones(2, PARAMETERS)):
+            for inputs in worker.blocks(torch.ones(4, PARAMETERS)):  # two of two samples
                 model(inputs)["logits"][0].mean().backward()
             worker.send()
             clock.end_step()
