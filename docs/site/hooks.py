@@ -42,6 +42,7 @@ PLACES = {**PAGES, "examples": "examples.md", "CITATION.cff": "CITATION.cff"}
 
 FENCED = re.compile(r"^(?P<fence>`{3,}).*?^(?P=fence)$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"(?P<before>\]\(|^\[[^]\n]+\]:\s+)(?P<target>[^)\s#]+)(?P<anchor>#[^)\s]*)?", re.MULTILINE)
+DOCUMENTED = re.compile(r"^(::: \S+)\n(?: {4}options:\n)?", re.MULTILINE)
 SESSION = re.compile(r"^```python\n(?=>>> )", re.MULTILINE)
 
 
@@ -62,15 +63,32 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Let links out of docs/ lead to their places on the site, and mark Python sessions as such."""
+    """Let links out of docs/ lead to their places on the site, nest documented names, and mark Python sessions."""
     if page.file.generated_by is None:
         markdown = with_links(markdown, f"docs/{page.file.src_uri}")
+    if page.file.src_uri.startswith("reference/api/"):
+        markdown = below_headings(markdown)
     return SESSION.sub("```pycon\n", markdown)
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Name the pages of the reference as such, for the style of their tables."""
     return f'<div class="reference">{html}</div>' if page.file.src_uri.startswith("reference/") else html
+
+
+def below_headings(text: str) -> str:
+    """Return a page of the reference whose documented names are one level below its headings, if it has any.
+
+    >>> print(below_headings("## Data\\n\\n::: paceline.data.Dataset\\n"))
+    ## Data
+    <BLANKLINE>
+    ::: paceline.data.Dataset
+        options:
+          heading_level: 3
+    <BLANKLINE>
+    """
+    nested = re.search(r"^## ", text, re.MULTILINE)
+    return DOCUMENTED.sub(r"\1\n    options:\n      heading_level: 3\n", text) if nested else text
 
 
 def with_links(text: str, source: str) -> str:
