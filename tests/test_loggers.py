@@ -18,6 +18,7 @@ def recipe(strategy):
     return Recipe(rounds=12, evaluate_every=4).with_strategy(strategy).with_settings(**settings)
 
 
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("strategy", ["lgc", "lgc@ranks", "hpsgd"])
 def test_a_run_logs_what_it_came_to(strategy, tmp_path):
     logged = []
@@ -37,6 +38,7 @@ def test_a_run_logs_what_it_came_to(strategy, tmp_path):
     assert all(isinstance(value, int | float) for value in figures.values())
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_log_that_fails_does_not_end_the_run(tmp_path, caplog):
     calls = []
 
@@ -76,6 +78,7 @@ def test_a_log_that_is_none_costs_nothing():
     assert not GuardedLog(None)
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_server_counts_the_waits_of_those_who_were_in_time(tmp_path):
     """Of every round, from each fresh gradient's arrival to the step; a late gradient waits for nobody."""
     slow = {"delay": {"inject": True, "name": "slow-worker", "slow_factor": 3}, "cluster": {"workers": 3}}

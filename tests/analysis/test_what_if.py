@@ -416,6 +416,7 @@ def test_what_cannot_be_meant_is_refused_in_one_line(tmp_path, capsys, arguments
     assert error.count("\n") == 1
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_check_runs_the_remedy_for_real_with_the_recorded_delays(tmp_path, capsys, monkeypatch) -> None:
     """Real processes; of the time only that it was measured is held, for a busy machine takes as long as it likes."""
     monkeypatch.chdir(tmp_path)

@@ -92,6 +92,7 @@ def test_so_is_one_whose_ranks_all_crash(strategy, how, said, tmp_path):
         paceline.train(SMALL.with_strategy(strategy), loss=Failing(how), out=tmp_path / "run")
 
 
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("strategy", ["lgc", "lgc@ranks", "hpsgd"])
 def test_the_command_ends_with_1_and_says_it_in_its_last_line(strategy, capfd):
     name, _, place = strategy.partition("@")

@@ -53,6 +53,7 @@ def plain_test_loss(recipe: Recipe, state: dict[str, torch.Tensor], samples: int
         return float(F.cross_entropy(training.module(inputs), targets))
 
 
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize(("name", "on"), [("lgc", "server"), ("lgc", "ranks"), ("local-sgd", "server")])
 def test_a_real_run_records_the_loss_on_the_test_data(name, on, tmp_path):
     strategy = {"on": on, "k": 2} if name == "lgc" else {}
