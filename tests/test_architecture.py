@@ -87,6 +87,11 @@ def modules():
     return found
 
 
+@functools.cache
+def parsed(source):
+    return ast.parse(source)
+
+
 def unit_of(module):
     """The part of the house a module belongs to; "" is the front door, paceline/__init__.py."""
     parts = module.split(".")[1:]
@@ -119,7 +124,7 @@ def imports(module, source, known, *, at_import_time_only=False):
                 full = f"{base}.{alias.name}"
                 ours = base.split(".")[0] == "paceline"
                 found.add(full if full in known or not ours else base)
-        elif isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.distributed":
+        elif isinstance(node, ast.Attribute) and node.attr == "distributed" and ast.unparse(node) == "torch.distributed":
             found.add("torch.distributed")
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and not at_import_time_only:
             named = re.fullmatch(r"(paceline(\.\w+)+|torch\.distributed|asyncio|socket|ssl|grpc)(:\w+)?", node.value)
@@ -128,14 +133,14 @@ def imports(module, source, known, *, at_import_time_only=False):
         for child in ast.iter_child_nodes(node):
             visit(child)
 
-    visit(ast.parse(source))
+    visit(parsed(source))
     return found
 
 
 def example_imports(module, source, known):
     """The dotted names that the examples in a source's docstrings import."""
     parser, found = doctest.DocTestParser(), set()
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             for example in parser.get_examples(ast.get_docstring(node) or ""):
                 try:
@@ -214,11 +219,15 @@ def cycle(sources):
 
 # -- the house ----------------------------------------------------------------------------------------------------
 
+of_the_house = pytest.mark.xdist_group("house")  # every module is parsed once
 
+
+@of_the_house
 def test_imports_go_downwards_only():
     assert violations(modules()) == []
 
 
+@of_the_house
 def test_no_modules_import_each_other_in_a_ring():
     assert cycle(modules()) is None
 
@@ -226,7 +235,7 @@ def test_no_modules_import_each_other_in_a_ring():
 def classes(sources):
     """Every class of the package: its name, the module it stands in, and the names of its bases."""
     for module, source in sources.items():
-        for node in ast.walk(ast.parse(source)):
+        for node in ast.walk(parsed(source)):
             if isinstance(node, ast.ClassDef):
                 yield node.name, module, [ast.unparse(base).split(".")[-1] for base in node.bases]
 
@@ -252,10 +261,12 @@ def errors_of_their_own(sources):
     return [name for name in public if not comes_from(name, "PacelineError")]
 
 
+@of_the_house
 def test_no_class_name_is_taken_twice():
     assert names_taken_twice(modules()) == {}
 
 
+@of_the_house
 def test_every_error_is_a_paceline_error():
     assert errors_of_their_own(modules()) == []
 

@@ -24,6 +24,7 @@ from paceline.recipes import Recipe
 HERE = Path(__file__).parent
 FLAG = re.compile(r"(?<![\w`.-])--[a-z][\w.-]*\w(?![^`]*`)")
 LARGE, MOST_DIGITS = re.compile(r"\d\S*e\+\d+"), 1e10  # numbers that a range gives as 1e+06
+IN_ALL = ("--json", "--debug")  # told once, above all commands
 NOTE = "<!-- docs/reference/make.py writes this page from the tables of the command line and of recipes. -->"
 COMMAND_LINE = """# Commands and options
 
@@ -75,13 +76,17 @@ def _about_command(name: str, command: Command) -> list[str]:
     own = [option for option in command.table if not option.of_recipe]
     places = [option for option in own if option.spelling.positional]
     usage = " ".join(["paceline", name, *(option.metavar for option in places), "[OPTIONS]"])
-    lines = [f"`{usage}`", "", _plain(str(command.options.__doc__))]
+    common = [flag for option in own for flag in option.flags if flag in IN_ALL]
+    beside = [f"`{flag}`" for flag in common]
+    beside += ["[every key of a recipe](recipe-keys.md) as an option"] if command.common is not None else []
+    lines = [f"`{usage}`; beside the table {' and '.join(beside)}", "", _plain(str(command.options.__doc__))]
     rows = [(f"`{option.metavar.strip('[]')}`", _words(option), "") for option in places]
-    rows += [(_flags(option), _words(option), _own_default(option)) for option in own if option not in places]
-    lines += ["", _table(("option", "what it says", "default"), rows)]
-    if command.common is not None:
-        lines += ["", "Every key of a recipe is an option as well ([keys of a recipe](recipe-keys.md))."]
-    return lines
+    rows += [
+        (_flags(option), _words(option), _own_default(option))
+        for option in own
+        if option not in places and not set(option.flags) & set(IN_ALL)
+    ]
+    return [*lines, "", _table(("option", "what it says", "default"), rows)]
 
 
 def recipe_keys() -> str:

@@ -167,7 +167,7 @@ def test_the_units_start_what_failed_again_with_options_that_it_has():
 class Machines:
     """A server and its workers, each a process of its own, in one folder; the run is long enough to be disturbed."""
 
-    rounds = 400
+    rounds = 250
 
     def __init__(self, folder):
         self._folder, self._processes = folder, []

@@ -11,8 +11,8 @@ from tests.examples.scripts import run
 
 
 def test_own_data_race_ends_in_a_table_a_page_and_a_model(tmp_path):
-    (text,) = run("own_data_race.py", "--rounds", "70", "--out", tmp_path / "own")
-    rows = {cells[0]: cells for cells in map(str.split, text.splitlines()) if cells[1:2] == ["70"]}
+    (text,) = run("own_data_race.py", "--rounds", "60", "--out", tmp_path / "own")
+    rows = {cells[0]: cells for cells in map(str.split, text.splitlines()) if cells[1:2] == ["60"]}
     seconds = {name: float(cells[2]) for name, cells in rows.items()}
     assert seconds["lgc"] < 0.5 * seconds["full"], "two of ten workers are four times slower, and lgc waits for neither"
     to_target = {name: cells[cells.index("%") + 1 if "%" in cells[:5] else 4] for name, cells in rows.items()}
