@@ -95,8 +95,9 @@ def lines_of(
         if bad or time.monotonic() > deadline:
             log = (folder / f"rank-{bad[0] if bad else 0}.log").read_text(encoding="utf-8", errors="replace")
             missing = labels[min(done, len(labels) - 1)]
+            ended = f"; rank {bad[0]} ended with {processes[bad[0]].poll()}" if bad else ""
             raise ExperimentError(
-                f"the ranks wrote {done} of {len(labels)} lines, and none for {missing!r}:\n{log[-2000:]}"
+                f"the ranks wrote {done} of {len(labels)} lines, and none for {missing!r}{ended}:\n{log[-2000:]}"
             )
     texts = [file.read_text(encoding="utf-8").splitlines() for file in files]
     return [[json.loads(line) for line in lines[: len(labels)]] for lines in texts]

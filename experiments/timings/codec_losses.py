@@ -62,7 +62,7 @@ class Job:
         return list(itertools.product(self.seeds, self.codecs))
 
 
-@experiment("codec-losses", question="losses of four ranks by plan and codec, same steps", minutes=15, seeds=3)
+@experiment("codec-losses", question="losses of four ranks by plan and codec, same steps", minutes=20, seeds=3)
 def codec_losses(size: Size) -> Telling:
     seeds = [OWN_FIRST_SEED + seed - FIRST_SEED for seed in size.seeds]
     tiny = Job(codecs=(PLAIN, "qsgd", "one-bit"), seeds=seeds, ranks=3, warm=2, steps=3)
