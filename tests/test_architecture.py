@@ -124,7 +124,9 @@ def imports(module, source, known, *, at_import_time_only=False):
                 full = f"{base}.{alias.name}"
                 ours = base.split(".")[0] == "paceline"
                 found.add(full if full in known or not ours else base)
-        elif isinstance(node, ast.Attribute) and node.attr == "distributed" and ast.unparse(node) == "torch.distributed":
+        elif (
+            isinstance(node, ast.Attribute) and node.attr == "distributed" and ast.unparse(node) == "torch.distributed"
+        ):
             found.add("torch.distributed")
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and not at_import_time_only:
             named = re.fullmatch(r"(paceline(\.\w+)+|torch\.distributed|asyncio|socket|ssl|grpc)(:\w+)?", node.value)
