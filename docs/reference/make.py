@@ -77,9 +77,9 @@ def _about_command(name: str, command: Command) -> list[str]:
     places = [option for option in own if option.spelling.positional]
     usage = " ".join(["paceline", name, *(option.metavar for option in places), "[OPTIONS]"])
     common = [flag for option in own for flag in option.flags if flag in IN_ALL]
-    beside = [f"`{flag}`" for flag in common]
-    beside += ["[every key of a recipe](recipe-keys.md) as an option"] if command.common is not None else []
-    lines = [f"`{usage}`; beside the table {' and '.join(beside)}", "", _plain(str(command.options.__doc__))]
+    keys = "[every key of a recipe](recipe-keys.md), " if command.common is not None else ""
+    beside = f"also takes {keys}{' and '.join(f'`{flag}`' for flag in common)}"
+    lines = [f"`{usage}` {beside}.", "", _plain(str(command.options.__doc__))]
     rows = [(f"`{option.metavar.strip('[]')}`", _words(option), "") for option in places]
     rows += [
         (_flags(option), _words(option), _own_default(option))
