@@ -172,7 +172,7 @@ def write_folder(
     ('greeting', ['a.txt', 'manifest.json'], ['greeting'])
     """
     _make_folder(folder)
-    _clear_leftovers(folder)
+    clear_leftovers(folder)
     temporary = folder / f"{WRITING}{name}-{os.getpid()}"
     try:
         temporary.mkdir()
@@ -325,7 +325,17 @@ def _make_folder(folder: Path) -> None:
         _sync_folder(path.parent)
 
 
-def _clear_leftovers(folder: Path) -> None:
+def clear_leftovers(folder: Path) -> None:
+    """Remove what a crash left half-written in a folder that nobody else writes to, and put back what it had set aside.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for name in ("first", ".replaced-first", ".replaced-second", ".writing-third-4711"):
+    ...         (Path(folder) / name).mkdir()
+    ...     clear_leftovers(Path(folder))
+    ...     sorted(os.listdir(folder))
+    ['first', 'second']
+    """
     for path in list(folder.iterdir()):
         if path.name.startswith(WRITING):
             _remove(path)

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import PacelineError
-from paceline.files import WRITING, discard
+from paceline.files import WRITING, clear_leftovers, discard
 from paceline.traces.journal import TRACE
 
 PIECE_BYTES = 16 * 2**20
@@ -121,6 +121,7 @@ class FolderCopy:
             os.close(trace)
             raise CopyError(errno.EAGAIN, f"another process writes to {self.folder}; give another folder") from None
         self._trace = trace
+        clear_leftovers(self.folder)  # of a caller that was killed while it copied
 
     @property
     def trace_bytes(self) -> int:

@@ -163,6 +163,22 @@ def test_a_copy_follows_a_folder_and_can_always_be_resumed(tmp_path):
     copy.close()
 
 
+def test_what_a_killed_caller_left_half_copied_goes_when_another_takes_the_folder(tmp_path):
+    there, here = tmp_path / "there", tmp_path / "here"
+    write_checkpoint(there, 3)
+    (there / TRACE).write_bytes(b"began\n")
+    node, copy = Node(there), FolderCopy(here)
+    copy.follow(node.listing, node.read)
+    copy.close()
+    left = here / ".writing-checkpoint-00000006-4711"  # of a process that is gone
+    left.mkdir()
+    (left / "state.json").write_bytes(b"half")
+    copy = FolderCopy(here)
+    assert not left.exists()
+    assert copy.checkpoints == ["checkpoint-00000003"]
+    copy.close()
+
+
 def test_a_checkpoint_is_not_there_before_its_trace_is(tmp_path):
     there, here = tmp_path / "there", tmp_path / "here"
     write_checkpoint(there, 5)
