@@ -111,6 +111,7 @@ class FolderCopy:
         self._trace = -1
         if (folder / TRACE).exists():
             self._open_trace()
+            clear_leftovers(folder)  # of a caller that was killed while it copied
 
     def _open_trace(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -121,7 +122,6 @@ class FolderCopy:
             os.close(trace)
             raise CopyError(errno.EAGAIN, f"another process writes to {self.folder}; give another folder") from None
         self._trace = trace
-        clear_leftovers(self.folder)  # of a caller that was killed while it copied
 
     @property
     def trace_bytes(self) -> int:
