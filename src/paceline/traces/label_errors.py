@@ -23,6 +23,16 @@ it gives to the labels must be 0.8 of the way from chance (1 in 10 for ten class
 
 Labels of which more than a fifth are wrong are not judged either: no model that has not learned them by heart is so
 sure of them.
+
+What the rule finds, on digits with 45 of the 1,500 training labels changed on purpose (lenet, batches of 32, SGD with
+momentum 0.9 at rate 0.05; fine-pruning with window 10, starting point 4, block 4, count 2, prune 0.2; seeds 0, 1, 2).
+"Pruned most" is about a tenth of the samples under fine-pruning, 218 to 256 under info-batch:
+
+    policy, epochs, weight decay   labels that look wrong   of these changed   changed among those pruned most
+    fine-pruning, 20, 0.0005       11, 25, 12               11, 24, 12         45, 45, 45 of 45
+    fine-pruning, 20, 0.01         28, 32, 27               27, 27, 27         45, 44, 45
+    fine-pruning, 40, 0.0005       5, 17, 9                 5, 17, 6           45, 45, 45
+    info-batch, 20, 0.0005         13, 33, 16               13, 22, 16         0, 0, 0
 """
 
 from __future__ import annotations
