@@ -18,6 +18,7 @@ import paceline
 from paceline.distributed import RankGoneError
 from paceline.errors import PacelineWarning
 from tests.balancing.jobs import far, gradient_of, together
+from tests.distributed.constructor_jobs import awake
 
 SAMPLES, BATCH = 33, 8  # the rest is 1: the second rank gets none
 
@@ -96,8 +97,9 @@ def told(run):
 MADE = []
 
 
-def made(*, timeout_seconds):
+def made(*, timeout_seconds, ranks_there=3):
     """Make a Balance, and ask once how much the batches of all weigh; or say why not."""
+    awake(f"made {timeout_seconds} {ranks_there}", ranks_there)
     try:
         MADE.append(paceline.Balance(network(), batch_size=BATCH, timeout_seconds=timeout_seconds))
         return MADE[-1].mean_of(3.0)
@@ -105,8 +107,9 @@ def made(*, timeout_seconds):
         return str(error)
 
 
-def asked():
+def asked(*, ranks_there=1):
     """Ask all ranks how much their batches weigh."""
+    awake("asked", ranks_there)
     try:
         return MADE[-1].mean_of(3.0)
     except RankGoneError as error:

@@ -57,10 +57,10 @@ def test_an_output_that_cannot_be_opened_is_refused_in_the_backward_pass(pair):
 def test_a_rank_that_makes_no_balance_and_one_that_is_stopped_are_named_by_all_others(tmp_path):
     waited = "rank {rank} waited to {moment} in balancing, and not all ranks came (it waits for 2 s at most): {why}"
     with Ranks(tmp_path, 3, "tests.balancing.odd_jobs") as three:
-        absent = three.do("made", timeout_seconds=2.0, ranks=(0, 1))
+        absent = three.do("made", timeout_seconds=2.0, ranks_there=2, ranks=(0, 1))
         assert three.do("made", timeout_seconds=2.0) == [3.0] * 3
         three.freeze(2)
-        stopped = three.do("asked", ranks=(0, 1))
+        stopped = three.do("asked", ranks_there=2, ranks=(0, 1))
     for rank in (0, 1):
         first_to_say = [f"rank {each} waited 2 s for rank 2 to begin" for each in (0, 1)]
         assert absent[rank] in [waited.format(rank=rank, moment="begin", why=why) for why in first_to_say]

@@ -64,8 +64,18 @@ def prepare(kind):
         PREPARED["out"] = folder[0]
 
 
-def construct(kind, limit):
+def awake(name, ranks):
+    """Wait until so many ranks are here: a busy machine may wake one of them seconds after the others."""
+    store, deadline = dist.distributed_c10d._get_default_store(), time.monotonic() + 60.0
+    store.add(f"awake/{name}", 1)
+    while store.add(f"awake/{name}", 0) < ranks:
+        assert time.monotonic() < deadline, f"not all {ranks} ranks are awake"
+        time.sleep(0.01)
+
+
+def construct(kind, limit, ranks_there=3):
     """Return the error of the constructor, or what watch() notes; how long it took; whether it is a RankGoneError."""
+    awake(f"{kind} {limit} {ranks_there}", ranks_there)
     began = time.monotonic()
     try:
         made = CONSTRUCTORS[kind](limit)

@@ -20,10 +20,10 @@ def trio(tmp_path_factory):
 @pytest.mark.parametrize("kind", CONSTRUCTORS)
 def test_a_rank_that_never_comes_is_named_alone_and_found_when_all_try_again(trio, kind):
     trio.do("prepare", kind=kind)
-    for said, seconds, gone in trio.do("construct", kind=kind, limit=3.0, ranks=(0, 2)):
+    for said, seconds, gone in trio.do("construct", kind=kind, limit=4.0, ranks_there=2, ranks=(0, 2)):
         assert gone, said
-        assert "waited 3 s for rank 1 to" in said
-        assert seconds < 3.0 + SOON_SECONDS
+        assert "waited 4 s for rank 1 to" in said
+        assert seconds < 4.0 + SOON_SECONDS
     for said, _, gone in trio.do("construct", kind=kind, limit=30.0):
         assert not gone, said
 
