@@ -17,6 +17,7 @@ from paceline.drivers.ranks import heartbeats
 from paceline.drivers.rounds import exchange, loop, synchronizer
 from tests.averaging.jobs.faults import tell_the_one_who_waits, wait_for_the_others
 from tests.ddp.jobs import Injection, fails_once
+from tests.distributed.constructor_jobs import awake
 from tests.rounds.jobs.common import OPTIMIZERS, batch, compute, digest, error_of, network, setup, tally
 
 
@@ -128,8 +129,10 @@ def overflows(culprits, bad_draws, rounds):
 
 def never_constructs(culprit, kind, timeout_seconds):
     """One rank does not come to the constructor: what the others say, and after how long; then all come."""
-    rank, began = dist.get_rank(), time.monotonic()
+    rank = dist.get_rank()
     if rank != culprit:
+        awake(f"never_constructs {kind}", dist.get_world_size() - 1)
+        began = time.monotonic()
         said, seconds = error_of(lambda: construct(kind, timeout_seconds)), time.monotonic() - began
         tell_the_one_who_waits()
     else:
