@@ -7,7 +7,8 @@ There are two kinds:
     shared_group   made once for all users with the same purpose, ranks, backend and limits
 
 Ranks meet in the store before (`meet_ranks`), which names those that do not come. One that is gone, or stopped, by the
-time the group is made is named too.
+time the group is made is named too, some seconds after the limit; but not the one that keeps the store of a launch, if
+it is stopped while the others connect: torch asks the store then, and waits for its answer.
 
 torch has no good way to let go of groups of some of the ranks, and each costs connections: so two pipelines of the same
 ranks share theirs, and so do two samplers.
@@ -86,6 +87,7 @@ def _naming_who_left(ranks: Sequence[int]) -> Iterator[None]:
         with contextlib.suppress(RuntimeError, ValueError):  # the store is lost, or the default group is no more
             while not stop.wait(BEAT_SECONDS):
                 store.add(f"beat/{rank}", 1)
+            store.add(f"through/{rank}", 1)  # not in the calling thread: a store that is stopped never answers
 
     def find_missing() -> list[int]:
         before = {each: store.add(f"beat/{each}", 0) for each in others}
@@ -93,7 +95,8 @@ def _naming_who_left(ranks: Sequence[int]) -> Iterator[None]:
         silent = [each for each in others if store.add(f"beat/{each}", 0) == before[each]]
         return [each for each in silent if store.add(f"through/{each}", 0) < number]
 
-    number = store.add(f"begun/{rank}", 1) if others else 0
+    waited = f"rank {rank} waited for the others to connect"
+    number = ask_within(lambda: store.add(f"begun/{rank}", 1), PRESENT_SECONDS, waited) if others else 0
     thread = threading.Thread(target=beat, name="paceline-connecting", daemon=True)
     if others:
         thread.start()
@@ -102,15 +105,13 @@ def _naming_who_left(ranks: Sequence[int]) -> Iterator[None]:
     except RuntimeError as error:
         why = f"rank {rank} cannot connect with the others: {first_line(error)}"
         try:
-            missing = ask_within(find_missing, PRESENT_SECONDS, f"rank {rank} waited for the others to connect")
+            missing = ask_within(find_missing, PRESENT_SECONDS, waited)
         except RankGoneError as gone:
             raise RankGoneError(f"{gone} ({why})") from error
         late = f"rank {rank} waited for {name_ranks(missing)} to connect (" if missing else ""
         raise RankGoneError(f"{late}{why}{')' if late else ''}") from error
     finally:
         stop.set()
-        with contextlib.suppress(RuntimeError):
-            store.add(f"through/{rank}", 1)
 
 
 @functools.cache

@@ -98,6 +98,14 @@ class FlatModel:
             offset += buffer.numel()
 
 
+def _travels(buffer: torch.dtype, kind: torch.dtype) -> bool:
+    """Whether a vector of a type holds the numbers of another; types of 8 bits that torch promotes to none do not."""
+    try:
+        return torch.promote_types(buffer, kind) is kind
+    except RuntimeError:
+        return False
+
+
 def refuse_buffers(module: nn.Module, kind: torch.dtype) -> None:
     """Refuse buffers whose numbers a vector of this type would round.
 
@@ -108,13 +116,14 @@ def refuse_buffers(module: nn.Module, kind: torch.dtype) -> None:
     most = round(2 / torch.finfo(kind).eps)
     name_of_kind = str(kind).removeprefix("torch.")
     for name, buffer in module.named_buffers():
-        if torch.promote_types(buffer.dtype, kind) is not kind:
+        if not _travels(buffer.dtype, kind):
+            call = "" if buffer.is_complex() else f"call .to(torch.{name_of_kind}) on it before, or "
             raise ValueError(
                 f"buffer {name} is {str(buffer.dtype).removeprefix('torch.')}, and buffers travel in the type of the "
-                f"parameters, {name_of_kind}: call .to(torch.{name_of_kind}) on it before, or leave it out of the "
-                "buffers (a plain attribute)"
+                f"parameters, {name_of_kind}: {call}leave it out of the buffers (a plain attribute)"
             )
-        if not buffer.is_floating_point() and buffer.numel() and max(int(buffer.max()), -int(buffer.min())) > most:
+        counts = not buffer.is_floating_point() and buffer.numel() > 0 and not buffer.is_meta
+        if counts and float(buffer.to(torch.float64).abs().max()) > most:
             raise ValueError(
                 f"buffer {name} has whole numbers beyond {most:,}, which {name_of_kind} has no exact numbers for, and "
                 "buffers travel in it: set a counter to 0 (num_batches_tracked.zero_()), or leave it out of the "

@@ -75,6 +75,10 @@ class PrunedOrder:
         for name, value, least in (("draws", draws, 1), ("first_draw", first_draw, 0)):
             if value < least:
                 raise ValueError(f"{name} must be at least {least} ({name}={value})")
+        if settings.protect is not None and groups is None:
+            raise ValueError(
+                f"protect needs the groups of the shard's samples (protect={settings.protect!r}, groups=None)"
+            )
         self._shard, self._batch_size, self._seed, self._worker, self._draws = shard, batch_size, seed, worker, draws
         self.policy = make_policy(
             settings,
