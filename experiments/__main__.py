@@ -49,7 +49,7 @@ class Options:
     first_seed: int = FIRST_SEED
     """The first of them; the others count up."""
     set: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="NAME=VALUE")] = ()
-    """Settings of an experiment; lists have commas between. The list shows which there are."""
+    """Settings of an experiment; lists have commas between. The list with --json shows which there are."""
     data_directory: str = ""
     """Folder with the data sets' files; $PACELINE_DATA or ~/.cache/paceline if not given."""
     out: Path = Path("runs/experiments")
@@ -98,6 +98,8 @@ def experiments_of(options: Options) -> list[Experiment]:
         raise ValueError("--toy and --full are two sizes; give one of them")
     if not 0 <= options.seeds <= MOST_SEEDS:
         raise ValueError(f"--seeds must be between 1 and {MOST_SEEDS} (seeds={options.seeds})")
+    if options.first_seed < 0:
+        raise ValueError(f"--first-seed must be at least 0 (first_seed={options.first_seed})")
     rooms = [room.strip() for room in options.of.split(",") if room.strip()] or list(ROOMS)
     for room in rooms:
         if room not in ROOMS:
