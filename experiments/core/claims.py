@@ -34,6 +34,15 @@ def figure(value: float) -> str:
     return "none" if math.isnan(value) else number_text(value)
 
 
+def ratio_text(value: float) -> str:
+    """Write a loss against another.
+
+    >>> ratio_text(0.9914), ratio_text(math.nan)
+    ('0.991', 'none')
+    """
+    return "none" if math.isnan(value) else f"{value:.3f}"
+
+
 def with_spread(mean: float, spread: float) -> str:
     """Write a mean of accuracies, with their standard deviation where there are several seeds.
 

@@ -21,10 +21,11 @@ import inspect
 import json
 import math
 import statistics
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from paceline.lookup import unknown
 from paceline.reports.chart import Chart
 from paceline.reports.table import PlainTable
 
@@ -347,6 +348,18 @@ def _value(what: str, name: str, text: str, default: Any) -> Any:
     except (ValueError, KeyError):
         shown = json.dumps(default)
         raise ValueError(f"{what} must be {kinds[type(default)]}, as {shown} is ({name}={text!r})") from None
+
+
+def chosen(what: str, names: Sequence[str], choices: Collection[str]) -> tuple[str, ...]:
+    """Return those of the choices that are named, in the order of the choices; all where none is.
+
+    >>> chosen("strategy", ("lgc",), ("fastest-k", "lgc")), chosen("strategy", (), ("fastest-k", "lgc"))
+    (('lgc',), ('fastest-k', 'lgc'))
+    """
+    for name in names:
+        if name not in choices:
+            raise unknown(what, name, choices)
+    return tuple(choice for choice in choices if choice in (names or choices))
 
 
 EXPERIMENTS: dict[str, Experiment] = {}

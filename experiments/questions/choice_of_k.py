@@ -22,10 +22,9 @@ from itertools import product
 from statistics import fmean
 from typing import Any, Literal, TypeAlias
 
-from experiments.core.claims import within
+from experiments.core.claims import ratio_text, within
 from experiments.core.pages import seeds_text
-from experiments.core.story import NAN, Job, Numbers, Size, Telling, experiment
-from experiments.papers.lgc.setting import chosen, ratio_text
+from experiments.core.story import NAN, Job, Numbers, Size, Telling, chosen, experiment
 from experiments.questions.late_weights import geometric_mean
 from paceline.data import Dataset
 from paceline.recipes import Recipe

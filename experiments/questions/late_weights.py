@@ -22,11 +22,10 @@ from itertools import product
 from statistics import fmean
 from typing import Any
 
-from experiments.core.claims import percent, within
+from experiments.core.claims import percent, ratio_text, within
 from experiments.core.pages import seeds_text
 from experiments.core.recipes import recipe_job
-from experiments.core.story import NAN, Job, Numbers, Size, Telling, deviation, experiment
-from experiments.papers.lgc.setting import chosen, ratio_text
+from experiments.core.story import NAN, Job, Numbers, Size, Telling, chosen, deviation, experiment
 from paceline.recipes import Recipe
 from paceline.reports.table import PlainTable
 

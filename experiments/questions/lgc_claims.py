@@ -15,10 +15,10 @@ from __future__ import annotations
 from itertools import product
 from typing import Any
 
-from experiments.core.claims import percent, within
+from experiments.core.claims import percent, ratio_text, within
 from experiments.core.recipes import recipe_job
 from experiments.core.story import Job, Numbers, Size, Telling, experiment
-from experiments.papers.lgc.setting import LANES, ratio_text
+from experiments.papers.lgc.setting import LANES
 from paceline.recipes import Recipe
 from paceline.reports.table import PlainTable
 

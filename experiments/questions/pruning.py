@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -32,7 +32,7 @@ from typing import Any
 
 from experiments.core.claims import within
 from experiments.core.pages import seeds_text
-from experiments.core.story import NAN, Claim, Job, Numbers, Runs, Size, Telling, deviation, experiment
+from experiments.core.story import NAN, Claim, Job, Numbers, Runs, Size, Telling, chosen, deviation, experiment
 from experiments.papers.pruning.setting import written
 from experiments.papers.pruning.training import (
     FEWER_EPOCHS,
@@ -44,7 +44,6 @@ from experiments.papers.pruning.training import (
     run_training,
 )
 from experiments.papers.published import PRUNING_NETWORKS, PRUNING_TABLE_1, PRUNING_TABLE_2
-from paceline.lookup import unknown
 from paceline.reports.table import PlainTable
 
 NETWORKS = {"lenet": 200.0, "pooled-cnn": 350.0}  # with the seconds of a run at laboratory size
@@ -149,18 +148,6 @@ def pruning(
             ]
         }
     )
-
-
-def chosen(what: str, names: Sequence[str], known: Collection[str]) -> tuple[str, ...]:
-    """Return those of the known that are named, in their own order; all if none is named.
-
-    >>> chosen("network", ["pooled-cnn"], NETWORKS), chosen("network", [], NETWORKS)
-    (('pooled-cnn',), ('lenet', 'pooled-cnn'))
-    """
-    for name in names:
-        if name not in known:
-            raise unknown(what, name, known)
-    return tuple(name for name in known if name in names) or tuple(known)
 
 
 # -- figures -----------------------------------------------------------------------------------------------------------

@@ -33,11 +33,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from experiments.core.claims import percent
+from experiments.core.claims import percent, ratio_text
 from experiments.core.ranks import Line, told_by_ranks, write_lines
 from experiments.core.story import NAN, Claim, Numbers, Size, Step, Telling, experiment
 from experiments.core.turns import bar, verdict
-from experiments.papers.lgc.setting import ratio_text
 from paceline.optim import make_optimizer
 from paceline.processes import Processes
 from paceline.recipes import Recipe

@@ -34,9 +34,8 @@ from torch.nn.parallel import DistributedDataParallel
 import paceline
 from experiments.core.hosts import Switch, why_not
 from experiments.core.ranks import Line, ended_by_signals, told_by_ranks, write_lines
-from experiments.core.story import Numbers, Size, Skipped, Telling, experiment
+from experiments.core.story import Numbers, Size, Skipped, Telling, chosen, experiment
 from experiments.core.turns import bar
-from experiments.papers.lgc.setting import chosen
 from paceline.diagnosis import Diagnosis, behind_slow_links, diagnose, verdict
 from paceline.randomness import seed_for
 from paceline.reports.table import PlainTable

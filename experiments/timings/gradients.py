@@ -18,7 +18,7 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
-from experiments.core.story import Numbers, Size, Telling, experiment
+from experiments.core.story import Numbers, Size, Telling, chosen, experiment
 from experiments.core.turns import bar, take_turns, verdict
 from paceline.models import build_model, count_parameters
 from paceline.randomness import torch_generator
@@ -84,11 +84,8 @@ CASES = (
 
 @experiment("gradients", question="all workers' gradients in one pass against a loop", minutes=15)
 def gradients(size: Size, *, networks: tuple[str, ...] = ()) -> Telling:
-    known = {case.model for case in CASES}
-    for name in networks:
-        if name not in known:
-            raise ValueError(f"networks must be of {', '.join(sorted(known))} (networks={name!r})")
-    cases = [case for case in CASES if not networks or case.model in networks]
+    networks = chosen("network", networks, list(dict.fromkeys(case.model for case in CASES)))
+    cases = [case for case in CASES if case.model in networks]
     default = torch.get_num_threads()
     speeds, agreements, claims, numbers = [], [], [], []
     try:

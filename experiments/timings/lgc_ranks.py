@@ -54,9 +54,8 @@ import paceline
 from experiments.core.claims import percent
 from experiments.core.ranks import Line, by_lane, free_address, told_by_ranks, write_lines
 from experiments.core.recipes import run_recipe
-from experiments.core.story import FIRST_SEED, NAN, Job, Numbers, Size, Step, Telling, experiment
+from experiments.core.story import FIRST_SEED, NAN, Job, Numbers, Size, Step, Telling, chosen, experiment
 from experiments.core.turns import bar, cells, verdict
-from experiments.papers.lgc.setting import chosen
 from experiments.timings.lgc_ranks_round import Costs, link, python_lock, round_cost
 from paceline.drivers.simulated.averaging_cluster import AveragingSetup
 from paceline.drivers.simulated.averaging_simulation import AveragedSimulation

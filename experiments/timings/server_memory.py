@@ -37,9 +37,8 @@ import torch
 
 from experiments.core.ranks import ended_by_signals
 from experiments.core.running import ExperimentError
-from experiments.core.story import NAN, Numbers, Size, Step, Telling, experiment
+from experiments.core.story import NAN, Numbers, Size, Step, Telling, chosen, experiment
 from experiments.core.turns import bar, verdict
-from experiments.papers.lgc.setting import chosen
 from experiments.timings.overhead import network
 from paceline.codecs.naming import parse_codec
 from paceline.drivers.served.admission import Credential

@@ -54,9 +54,8 @@ import paceline
 from experiments.core.claims import percent
 from experiments.core.inside import InsideTime, around_nothing
 from experiments.core.ranks import Line, by_lane, told_by_ranks, write_lines
-from experiments.core.story import Numbers, Size, Telling, deviation, experiment
+from experiments.core.story import Numbers, Size, Telling, chosen, deviation, experiment
 from experiments.core.turns import bar, verdict
-from experiments.papers.lgc.setting import chosen
 from paceline.drivers.balancing.balance import Balance
 from paceline.drivers.balancing.hooks import BalanceHooks
 from paceline.drivers.balancing.passes import BatchPass

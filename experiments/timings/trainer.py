@@ -29,11 +29,11 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
+from experiments.core.claims import ratio_text
 from experiments.core.hosts import ADDRESSES, RATE, Cable, why_not
 from experiments.core.ranks import ended_by_signals, told_by_ranks
 from experiments.core.story import Numbers, Size, Skipped, Telling, experiment
 from experiments.core.turns import bar
-from experiments.papers.lgc.setting import ratio_text
 from paceline.reports.table import PlainTable
 
 PORT = 29581

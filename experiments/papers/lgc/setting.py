@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from experiments.core.story import Runs, Size
 from experiments.papers.published import LGC_SETTING
-from paceline.lookup import unknown
 from paceline.recipes import Recipe
 
 LANES = ("full", "fastest-k", "lgc")
@@ -52,24 +50,3 @@ def ends_of(runs: Runs) -> dict[Any, dict[str, float]]:
     """
     means = {name: runs.mean(name) for name in MEASURED}
     return {key: {name: means[name][key] for name in MEASURED} for key in runs}
-
-
-def ratio_text(value: float) -> str:
-    """Write a loss against another.
-
-    >>> ratio_text(0.9914), ratio_text(math.nan)
-    ('0.991', 'none')
-    """
-    return "none" if math.isnan(value) else f"{value:.3f}"
-
-
-def chosen(what: str, names: Sequence[str], choices: Sequence[str]) -> tuple[str, ...]:
-    """Return those of the choices that are named, in the order of the choices; all where none is.
-
-    >>> chosen("strategy", ("lgc",), ("fastest-k", "lgc")), chosen("strategy", (), ("fastest-k", "lgc"))
-    (('lgc',), ('fastest-k', 'lgc'))
-    """
-    for name in names:
-        if name not in choices:
-            raise unknown(what, name, choices)
-    return tuple(choice for choice in choices if choice in (names or choices))
